@@ -1,0 +1,78 @@
+"""Batches that cross from the controller to training ranks: frozen, numpy, aligned to token positions.
+
+Log-probs have four names that never mix: rollout_logprobs (sampler), old_logprobs (actor before the update),
+ref_logprobs (reference), logprobs (actor during the update).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceBatch:
+    """Right-padded token sequences.
+
+    Attributes:
+        token_ids: [num_samples, max_tokens] int32, padded with 0.
+        lengths: [num_samples] int32; real tokens of each row.
+    """
+
+    token_ids: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+
+    @property
+    def num_samples(self) -> int:
+        """Number of rows."""
+        return int(self.token_ids.shape[0])
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens, without padding."""
+        return int(self.lengths.sum())
+
+    def select(self, rows: NDArray[np.int64]) -> SequenceBatch:
+        """Return the given rows, in that order."""
+        return SequenceBatch(self.token_ids[rows], self.lengths[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyBatch:
+    """What one policy update needs. All per-token arrays are [num_samples, max_tokens].
+
+    Attributes:
+        loss_mask: bool; True where the policy produced the token.
+        rollout_logprobs: float32, from the sampler.
+        old_logprobs: float32, from the actor before the update.
+        ref_logprobs: float32 from the reference, or None when no KL term is used.
+        advantages: float32.
+        loss_weights: float32; weight of each token's loss. The global batch's loss is their weighted sum, so the
+            aggregation (token mean, sequence mean, ...) is decided once, before any split into ranks and micro-batches.
+    """
+
+    sequences: SequenceBatch
+    loss_mask: NDArray[np.bool_]
+    rollout_logprobs: Floats
+    old_logprobs: Floats
+    ref_logprobs: Floats | None
+    advantages: Floats
+    loss_weights: Floats
+
+    def select(self, rows: NDArray[np.int64]) -> PolicyBatch:
+        """Return the given rows, in that order."""
+        picked = {f.name: getattr(self, f.name) for f in fields(self)}
+        return PolicyBatch(**{k: v.select(rows) if k == "sequences" else None if v is None else v[rows] for k, v in picked.items()})
+
+
+def pad_rows(rows: Sequence[NDArray[np.generic]], width: int, dtype: type[np.generic]) -> NDArray[np.generic]:
+    """Stack ragged rows into [len(rows), width], padded with 0 on the right."""
+    out = np.zeros((len(rows), width), dtype=dtype)
+    for index, row in enumerate(rows):
+        out[index, : len(row)] = row
+    return out

@@ -1,0 +1,63 @@
+"""Parallel degrees and the coordinates of a rank in Megatron-core's rank order (tp-cp-ep-dp-pp).
+
+Dense and expert layers have grids of their own over the same world: dense ``tp x cp x dp x pp`` and expert
+``etp x ep x edp x pp``, both with the first axis fastest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelSizes:
+    """Degrees of parallelism of one training role.
+
+    Worked example: tp 2, pp 2, ep 2, etp 1, dp 1 is a world of 4 ranks; the two ranks of a pipeline stage are one
+    tensor-parallel group for dense layers and one expert-parallel group for experts, so edp is 1.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    etp: int = 1
+    cp: int = 1
+    dp: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def edp(self) -> int:
+        """Replicas of each expert shard."""
+        return self.tp * self.cp * self.dp // (self.ep * self.etp)
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Return the coordinates of `rank` in [0, world_size)."""
+        assert 0 <= rank < self.world_size, (rank, self)
+        per_stage = self.tp * self.cp * self.dp
+        inner = rank % per_stage
+        return Coordinates(
+            tp=inner % self.tp,
+            cp=inner // self.tp % self.cp,
+            dp=inner // (self.tp * self.cp),
+            pp=rank // per_stage,
+            etp=inner % self.etp,
+            ep=inner // self.etp % self.ep,
+            edp=inner // (self.etp * self.ep),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinates:
+    """Position of one rank on every axis."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+    etp: int
+    ep: int
+    edp: int
