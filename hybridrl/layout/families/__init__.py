@@ -1,0 +1,58 @@
+"""Model families: one file each, from an HF ``config.json`` to a :class:`ModelSpec`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hybridrl.errors import LayoutError
+from hybridrl.layout.families import qwen3
+from hybridrl.layout.families.fields import HfFields
+from hybridrl.layout.model import ModelSpec
+
+_FAMILIES: dict[str, Callable[[HfFields], ModelSpec]] = {
+    "qwen3": qwen3.dense_spec,
+    "qwen3_moe": qwen3.moe_spec,
+}
+
+
+def supported_families() -> tuple[str, ...]:
+    """Return the supported values of ``model_type``."""
+    return tuple(sorted(_FAMILIES))
+
+
+def model_spec(hf_config: Mapping[str, object], where: str = "config.json") -> ModelSpec:
+    """Declare the model that an HF configuration describes.
+
+    Args:
+        hf_config: Parsed ``config.json``.
+        where: Named in errors.
+
+    Raises:
+        LayoutError: For an unsupported family, or a field that is missing or of a wrong type.
+    """
+    fields = HfFields(hf_config, where)
+    family = fields.string("model_type")
+    if family not in _FAMILIES:
+        raise LayoutError(
+            f"{where}: model_type {family!r} is not supported; supported are {', '.join(supported_families())}. "
+            "Use a checkpoint of one of these families."
+        )
+    return _FAMILIES[family](fields)
+
+
+def read_model_spec(folder: Path) -> ModelSpec:
+    """Read ``config.json`` in `folder` and declare its model.
+
+    Raises:
+        LayoutError: When the file is missing, is not JSON, or describes an unsupported model.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError as e:
+        raise LayoutError(f"{path}: no such file; expected a Hugging Face checkpoint folder") from e
+    except json.JSONDecodeError as e:
+        raise LayoutError(f"{path}: not valid JSON ({e}); restore the file from the checkpoint") from e
+    return model_spec(config, str(path))

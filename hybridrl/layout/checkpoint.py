@@ -1,0 +1,99 @@
+"""Where the files of an HF checkpoint keep its weights: a shard map read from safetensors headers alone.
+
+Source: the safetensors format: an 8-byte little-endian header length, a JSON header with dtype, shape and byte range of each
+tensor, then the data.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridrl.errors import LayoutError
+from hybridrl.layout.box import Box, DType, contiguous_strides
+from hybridrl.layout.model import ModelSpec
+from hybridrl.layout.shard import CanonicalTensor, LocalTensor, Place, Shard, ShardMap
+
+_DTYPES = {dtype.value: dtype for dtype in DType}
+CHECKPOINT_PLACE = Place("checkpoint", 0, "file", "file")
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensor:
+    """Where one tensor lies on disk.
+
+    Attributes:
+        offset_bytes: From the start of the file.
+    """
+
+    tensor: LocalTensor
+    path: Path
+    offset_bytes: int
+
+
+def read_checkpoint_index(folder: Path) -> dict[str, FileTensor]:
+    """Return every tensor of every ``*.safetensors`` file of a folder.
+
+    Raises:
+        LayoutError: When there is no file, a header is damaged, a file is shorter than its header says, or a name occurs twice.
+    """
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise LayoutError(f"{folder}: no *.safetensors files; expected a Hugging Face checkpoint folder")
+    index: dict[str, FileTensor] = {}
+    for path in paths:
+        for entry in _read_header(path):
+            if entry.tensor.name in index:
+                raise LayoutError(f"{path}: tensor {entry.tensor.name} is also in {index[entry.tensor.name].path}")
+            index[entry.tensor.name] = entry
+    return index
+
+
+def _read_header(path: Path) -> list[FileTensor]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= size - 8:
+            raise LayoutError(f"{path}: damaged safetensors header (length {length}, file {size} bytes); copy the file again")
+        try:
+            header = json.loads(file.read(length))
+        except (json.JSONDecodeError, UnicodeDecodeError) as e:
+            raise LayoutError(f"{path}: damaged safetensors header ({e}); copy the file again") from e
+    entries = []
+    for name, item in header.items():
+        if name == "__metadata__":
+            continue
+        if item["dtype"] not in _DTYPES:
+            raise LayoutError(f"{path}: tensor {name} has dtype {item['dtype']}, expected one of {', '.join(_DTYPES)}")
+        start, stop = item["data_offsets"]
+        if 8 + length + stop > size:
+            raise LayoutError(f"{path}: truncated, tensor {name} ends at byte {8 + length + stop} of {size}; copy the file again")
+        entries.append(FileTensor(LocalTensor(name, tuple(item["shape"]), _DTYPES[item["dtype"]]), path, 8 + length + start))
+    return entries
+
+
+def checkpoint_shard_map(index: dict[str, FileTensor], spec: ModelSpec, where: str) -> ShardMap:
+    """Return the shard map of checkpoint files; local tensors have canonical names.
+
+    Raises:
+        LayoutError: Listing tensors that are missing or have another shape than the model.
+    """
+    expected = spec.tensors()
+    problems = [f"{name}: missing" for name in expected if name not in index]
+    for name, tensor in expected.items():
+        if name in index and index[name].tensor.shape != tensor.shape:
+            problems.append(f"{name}: shape {index[name].tensor.shape}, expected {tensor.shape} from config.json")
+    if problems:
+        shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
+        raise LayoutError(f"{where}: {shown}")
+    return whole_shard_map({name: index[name].tensor for name in expected}, CHECKPOINT_PLACE)
+
+
+def whole_shard_map(tensors: dict[str, LocalTensor], place: Place) -> ShardMap:
+    """Return the map of a place that holds each canonical tensor whole, under its own name."""
+    shards = tuple(
+        Shard(name, Box.whole(t.shape), name, 0, contiguous_strides(t.shape)) for name, t in tensors.items()
+    )
+    canonical = {name: CanonicalTensor(name, t.shape) for name, t in tensors.items()}
+    return ShardMap(place, tensors, shards, canonical)

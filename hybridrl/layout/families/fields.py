@@ -1,0 +1,75 @@
+"""Typed reading of an HF ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from hybridrl.errors import LayoutError
+
+T = TypeVar("T")
+
+
+class HfFields:
+    """Reads fields by name and type; errors name the file and the field."""
+
+    def __init__(self, config: Mapping[str, object], where: str) -> None:
+        self._config = config
+        self._where = where
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Return an integer field."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(name, value, "an integer")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a float or integer field as float."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(name, value, "a number")
+        return float(value)
+
+    def boolean(self, name: str, default: bool | None = None) -> bool:
+        """Return a boolean field."""
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "true or false")
+        return value
+
+    def string(self, name: str, default: str | None = None) -> str:
+        """Return a string field."""
+        value = self._value(name, default)
+        if not isinstance(value, str):
+            raise self._wrong(name, value, "a string")
+        return value
+
+    def section(self, name: str) -> HfFields | None:
+        """Return a nested object, or None when it is absent or null."""
+        value = self._config.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self._wrong(name, value, "an object")
+        return HfFields(value, f"{self._where}: {name}")
+
+    def require(self, name: str, value: object, supported: object) -> None:
+        """Raise unless a field has the one value that is supported.
+
+        Raises:
+            LayoutError: Naming file, field, got and supported value.
+        """
+        if value != supported:
+            raise LayoutError(f"{self._where}: {name} is {value!r}, but only {supported!r} is supported for this family")
+
+    def _value(self, name: str, default: T | None) -> object:
+        value = self._config.get(name)
+        if value is not None:
+            return value
+        if default is None:
+            raise LayoutError(f"{self._where}: field {name!r} is missing; restore config.json from the checkpoint")
+        return default
+
+    def _wrong(self, name: str, value: object, expected: str) -> LayoutError:
+        return LayoutError(f"{self._where}: field {name!r} is {value!r}, expected {expected}")
