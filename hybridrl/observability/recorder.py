@@ -1,0 +1,137 @@
+"""One run's folder and display: everything that a person sees of a training run.
+
+    runs/<name>/config.resolved.yaml     what ran, written first
+    runs/<name>/metrics.jsonl            one object per step, on disk before the next step starts
+    runs/<name>/tensorboard/             the same numbers
+    runs/<name>/rollouts/step_*.parquet  every sample with tokens, log-probs and reward
+    runs/<name>/report.html              curves and sample rollouts in one self-contained page
+
+Invariants: nothing of an earlier run is overwritten, a second run called ``calc`` goes to ``calc-2``; every file is whole
+at any moment, because files are appended to by whole lines or replaced by rename. A killed run loses at most the step
+that it was in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+
+from hybridrl.observability.files import create_run_dir, write_text_atomic
+from hybridrl.observability.metrics_log import MetricsLog
+from hybridrl.observability.phases import PhaseTimer
+from hybridrl.observability.progress import Progress, open_progress
+from hybridrl.observability.records import Metric, Outcome, RolloutRecord
+from hybridrl.observability.report import Report
+from hybridrl.observability.rollout_file import write_rollouts
+
+
+class RunRecorder:
+    """Writes one run's folder and drives its progress display. Use it as a context manager.
+
+    Args:
+        runs_dir: Folder of all runs; made when missing.
+        name: Name of the run; the folder gets a numeric suffix when it exists.
+        resolved_config: YAML text of the configuration that runs.
+        num_steps: Steps that the run intends to take.
+        report_interval_s: Least seconds between two rewrites of the report.
+        progress: Display; None takes a live one on a terminal and plain lines elsewhere.
+    """
+
+    def __init__(
+        self,
+        runs_dir: Path,
+        name: str,
+        resolved_config: str,
+        num_steps: int,
+        *,
+        report_interval_s: float = 10.0,
+        progress: Progress | None = None,
+    ) -> None:
+        self.run_dir = create_run_dir(runs_dir, name)
+        write_text_atomic(self.run_dir / "config.resolved.yaml", resolved_config)
+        self._log = MetricsLog(self.run_dir)
+        self._report = Report(self.run_dir / "report.html", self.run_dir.name, num_steps, resolved_config)
+        self._report_interval_s = report_interval_s
+        self._report_written_at = float("-inf")
+        self._progress = open_progress(self.run_dir.name, num_steps) if progress is None else progress
+        self._phases = PhaseTimer(self._progress.phases)
+        self._evaluation: tuple[int, dict[str, Metric]] | None = None
+        self._closed = False
+
+    def status(self, text: str) -> None:
+        """Show what is going on outside steps, such as ``starting 4 Megatron ranks``."""
+        self._progress.status(text)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time a part of the step; the step's metrics get ``time_s/<name>``."""
+        return self._phases.phase(name)
+
+    def start_steps(self) -> None:
+        """Start the clock of ``time_s/step``: call it once, after start-up and before the first step."""
+        self._phases.take()
+
+    def record_evaluation(self, step: int, metrics: Mapping[str, Metric]) -> None:
+        """Keep the ``eval/*`` metrics for the object of `step`.
+
+        Call it before `record_step` of the same step. An evaluation whose step is never recorded, such as the one
+        after the last step, becomes an object of its own.
+        """
+        self._flush_evaluation()
+        self._evaluation = (step, dict(metrics))
+        self._progress.evaluation(step, metrics)
+
+    def record_step(self, step: int, metrics: Mapping[str, Metric], rollouts: Sequence[RolloutRecord]) -> None:
+        """Write everything about one finished step.
+
+        Args:
+            step: Number of the step, from 0.
+            metrics: Its metrics by name; phase times and a pending evaluation of this step are added.
+            rollouts: The samples it trained on.
+        """
+        merged: dict[str, Metric] = {**self._phases.take(), **metrics}
+        if self._evaluation is not None and self._evaluation[0] == step:
+            merged.update(self._evaluation[1])
+            self._evaluation = None
+        self._flush_evaluation()
+        self._write(step, merged)
+        if rollouts:
+            write_rollouts(self.run_dir / "rollouts" / f"step_{step:06d}.parquet", step, rollouts)
+            self._report.add_rollouts(step, rollouts)
+        self._progress.step(step, merged)
+        if time.monotonic() - self._report_written_at >= self._report_interval_s:
+            self._report.write(Outcome.RUNNING)
+            self._report_written_at = time.monotonic()
+
+    def close(self, outcome: Outcome = Outcome.FINISHED) -> Path:
+        """Write what is pending, stop the display and return the path of the report. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._flush_evaluation()
+            self._log.close()
+            self._report.write(outcome)
+            self._progress.close()
+        return self._report.path
+
+    def __enter__(self) -> RunRecorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.close(Outcome.INTERRUPTED if issubclass(kind, KeyboardInterrupt) else Outcome.FAILED)
+
+    def _flush_evaluation(self) -> None:
+        if self._evaluation is not None:
+            step, metrics = self._evaluation
+            self._evaluation = None
+            self._write(step, metrics)
+
+    def _write(self, step: int, metrics: Mapping[str, Metric]) -> None:
+        self._log.append(step, metrics)
+        self._report.add_metrics(step, metrics)
