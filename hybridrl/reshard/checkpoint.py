@@ -1,0 +1,154 @@
+"""Hugging Face checkpoints through the planner: each rank reads only its slices, and writes only its share.
+
+Loading is a plan from the files to one rank. Saving is a plan from all ranks to the files, of which each rank carries out
+its own moves straight into the mapped files; ranks that hold the same weights share the work evenly.
+
+Saving has three steps, with a barrier of the caller's between them: :func:`create_checkpoint` on one rank,
+:func:`write_checkpoint` on all, :func:`finish_checkpoint` on one. The folder appears under its own name, whole, in the last.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hybridrl.errors import ReshardError
+from hybridrl.layout.box import DType
+from hybridrl.layout.checkpoint import FileTensor, checkpoint_shard_map, read_checkpoint_index
+from hybridrl.layout.model import ModelSpec
+from hybridrl.layout.shard import LocalTensor, ShardMap
+from hybridrl.reshard import ops
+from hybridrl.reshard.plan import Move, Plan
+from hybridrl.reshard.planner import build_plan
+from hybridrl.reshard.segments import Copy, copy_tables
+
+_MAX_FILE_BYTES = 5 * 10**9
+_ALIGNMENT = 64
+
+
+def load_checkpoint(folder: Path, spec: ModelSpec, shard_map: ShardMap, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Fill one rank's tensors from a checkpoint, converting bf16 <-> fp32 where the types differ.
+
+    Args:
+        tensors: Local name -> contiguous tensor of `shard_map`.
+
+    Raises:
+        LayoutError: When the files are damaged or do not fit the model.
+    """
+    index = read_checkpoint_index(folder)
+    files = checkpoint_shard_map(index, spec, str(folder))
+    plan = build_plan([files], [shard_map])
+    mapped = {path: np.memmap(path, mode="r") for path in {entry.path for entry in index.values()}}
+    views = {name: _file_view(entry, mapped) for name, entry in index.items()}
+    _copy_local(plan, plan.moves, views, tensors)
+
+
+def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Path) -> None:
+    """Create ``<folder>.partial`` with empty weight files of the right size, and the config and tokenizer of `copy_from`.
+
+    Raises:
+        ReshardError: When `folder` exists already.
+    """
+    if folder.exists():
+        raise ReshardError(f"{folder}: exists already; choose another folder for the export or remove it")
+    partial = _partial(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for path in copy_from.iterdir():
+        if path.is_file() and path.suffix != ".safetensors" and not path.name.endswith(".index.json"):
+            shutil.copy2(path, partial / path.name)
+    files = _assign_files(spec, dtype)
+    for name, tensors in files.items():
+        _create_file(partial / name, tensors)
+    if len(files) > 1:
+        weight_map = {tensor.name: name for name, tensors in files.items() for tensor in tensors}
+        total = sum(_num_bytes(tensor) for tensors in files.values() for tensor in tensors)
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (partial / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def write_checkpoint(
+    folder: Path, spec: ModelSpec, shard_maps: Sequence[ShardMap], rank: int, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Write one rank's share into the files that :func:`create_checkpoint` made.
+
+    Args:
+        shard_maps: Of every rank that holds the model, the same on each.
+        rank: Index of this rank in `shard_maps`.
+    """
+    index = read_checkpoint_index(_partial(folder))
+    files = checkpoint_shard_map(index, spec, str(folder))
+    plan = build_plan(shard_maps, [files])
+    own = [move for move in plan.moves if move.source == rank]
+    paths = {index[move.tensor].path for move in own}
+    mapped = {path: np.memmap(path, mode="r+") for path in paths}
+    views = {move.tensor: _file_view(index[move.tensor], mapped) for move in own}
+    _copy_local(plan, own, tensors, views)
+    for file in mapped.values():
+        file.flush()
+
+
+def finish_checkpoint(folder: Path) -> None:
+    """Give the finished checkpoint its name."""
+    _partial(folder).rename(folder)
+
+
+def _partial(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".partial")
+
+
+def _num_bytes(tensor: LocalTensor) -> int:
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+def _assign_files(spec: ModelSpec, dtype: DType) -> dict[str, list[LocalTensor]]:
+    groups: list[list[LocalTensor]] = [[]]
+    size = 0
+    for name, canonical in spec.tensors().items():
+        tensor = LocalTensor(name, canonical.shape, dtype)
+        if groups[-1] and size + _num_bytes(tensor) > _MAX_FILE_BYTES:
+            groups.append([])
+            size = 0
+        size += _num_bytes(tensor)
+        groups[-1].append(tensor)
+    if len(groups) == 1:
+        return {"model.safetensors": groups[0]}
+    return {f"model-{i + 1:05d}-of-{len(groups):05d}.safetensors": group for i, group in enumerate(groups)}
+
+
+def _create_file(path: Path, tensors: list[LocalTensor]) -> None:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for tensor in tensors:
+        stop = position + _num_bytes(tensor)
+        header[tensor.name] = {"dtype": tensor.dtype.value, "shape": list(tensor.shape), "data_offsets": [position, stop]}
+        position = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + position)
+
+
+def _file_view(entry: FileTensor, mapped: Mapping[Path, np.memmap]) -> np.ndarray:
+    return mapped[entry.path][entry.offset_bytes : entry.offset_bytes + _num_bytes(entry.tensor)]
+
+
+def _copy_local(plan: Plan, moves: Sequence[Move], sources: Mapping[str, object], destinations: Mapping[str, object]) -> None:
+    """Carry out moves whose two sides are in this process's memory."""
+    read = {name: i for i, name in enumerate(dict.fromkeys(move.read.local for move in moves))}
+    write = {name: i for i, name in enumerate(dict.fromkeys(move.write.local for move in moves))}
+    copies = [
+        (m.tensor, Copy(m.box.shape, read[m.read.local], m.read, write[m.write.local], m.write)) for m in moves
+    ]
+    source_table = ops.buffer_table([sources[name] for name in read])
+    destination_table = ops.buffer_table([destinations[name] for name in write])
+    for cast, table in copy_tables(copies):
+        ops.segmented_copy(table, source_table, destination_table, cast=cast)
