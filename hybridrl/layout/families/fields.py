@@ -54,6 +54,10 @@ class HfFields:
             raise self._wrong(name, value, "an object")
         return HfFields(value, f"{self._where}: {name}")
 
+    def present(self, *names: str) -> str:
+        """Return the first of several names of one field that the file has, or the first of all."""
+        return next((name for name in names if self._config.get(name) is not None), names[0])
+
     def require(self, name: str, value: object, supported: object) -> None:
         """Raise unless a field has the one value that is supported.
 
