@@ -1,0 +1,120 @@
+"""``report.html``: one self-contained page with the run's curves and sample rollouts.
+
+The page is ``report_page.html`` beside this file; it gets the Plotly library and one JSON object inlined, and loads
+nothing from anywhere. What it draws is decided by the page's own script, so this module only gathers data and bounds its
+size: long runs are thinned to a fixed number of points and of steps with samples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+from plotly.offline import get_plotlyjs
+
+from hybridrl.observability.files import replaced
+from hybridrl.observability.records import Metric, Outcome, RolloutRecord
+
+_MAX_POINTS = 2000
+_MAX_SAMPLED_STEPS = 32
+_SAMPLES_PER_STEP = 8
+_MAX_TEXT_CHARACTERS = 4000
+_DATA_MARK = "/*data*/"
+_PLOTLY_MARK = "/*plotly*/"
+
+
+class Report:
+    """Gathers what the page shows and writes it.
+
+    Args:
+        path: File to write.
+        name: Name of the run.
+        num_steps: Steps that the run intends to take.
+        resolved_config: YAML text of its configuration.
+    """
+
+    def __init__(self, path: Path, name: str, num_steps: int, resolved_config: str) -> None:
+        self.path = path
+        self._name = name
+        self._num_steps = num_steps
+        self._resolved_config = resolved_config
+        self._started = _now()
+        self._rows: list[tuple[int, dict[str, float | None]]] = []
+        self._samples: dict[int, list[dict[str, object]]] = {}
+        self._sample_stride = 1
+
+    def add_metrics(self, step: int, metrics: Mapping[str, Metric]) -> None:
+        """Add the metrics of one step."""
+        numbers = {name: float(value) for name, value in metrics.items()}
+        self._rows.append((step, {name: value if math.isfinite(value) else None for name, value in numbers.items()}))
+
+    def add_rollouts(self, step: int, rollouts: Sequence[RolloutRecord]) -> None:
+        """Add some rollouts of one step; samples of the newest step and of evenly spaced earlier ones are kept."""
+        every = max(1, len(rollouts) // _SAMPLES_PER_STEP)
+        self._samples[step] = [_sample(rollout) for rollout in rollouts[::every][:_SAMPLES_PER_STEP]]
+        if len(self._samples) > _MAX_SAMPLED_STEPS:
+            self._sample_stride *= 2
+        self._samples = {kept: rows for kept, rows in self._samples.items() if kept == step or kept % self._sample_stride == 0}
+
+    def write(self, outcome: Outcome) -> None:
+        """Replace the page by one with everything added so far."""
+        head, tail = _page()
+        data = json.dumps(self._data(outcome), allow_nan=False).replace("<", "\\u003c").encode()
+        with replaced(self.path) as temporary, temporary.open("wb") as file:
+            file.writelines((head, data, tail))
+
+    def _data(self, outcome: Outcome) -> dict[str, object]:
+        stride = math.ceil(len(self._rows) / _MAX_POINTS) or 1
+        rows = [row for index, row in enumerate(reversed(self._rows)) if index % stride == 0 or "eval/accuracy" in row[1]][::-1]
+        names = sorted({name for _, metrics in rows for name in metrics})
+        return {
+            "name": self._name,
+            "outcome": outcome.value,
+            "num_steps": self._num_steps,
+            "started": self._started,
+            "updated": _now(),
+            "config": self._resolved_config,
+            "steps": [step for step, _ in rows],
+            "series": {name: [metrics.get(name) for _, metrics in rows] for name in names},
+            "samples": self._samples,
+        }
+
+
+@cache
+def _page() -> tuple[bytes, bytes]:
+    """Return the page before and after its data."""
+    page = resources.files(__package__).joinpath("report_page.html").read_text(encoding="utf-8")
+    head, tail = page.split(_DATA_MARK)
+    return head.encode(), tail.replace(_PLOTLY_MARK, get_plotlyjs()).encode()
+
+
+def _sample(rollout: RolloutRecord) -> dict[str, object]:
+    produced = rollout.loss_mask
+    advantage = float(rollout.advantages[produced].mean()) if produced.any() else 0.0
+    gap = float(np.abs(rollout.rollout_logprobs - rollout.old_logprobs)[produced].max(initial=0.0))
+    numbers = {"reward": rollout.reward, "advantage": advantage, "gap": gap}
+    return {
+        **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
+        "prompt": _shortened(rollout.prompt),
+        "response": _shortened(rollout.response),
+        "answer": _shortened(rollout.answer),
+        "finish": rollout.finish_reason,
+        "turns": rollout.num_turns,
+        "tokens": int(produced.sum()),
+        "version": int(rollout.policy_versions.max(initial=-1)),
+    }
+
+
+def _shortened(text: str) -> str:
+    rest = len(text) - _MAX_TEXT_CHARACTERS
+    return text if rest <= 0 else f"{text[:_MAX_TEXT_CHARACTERS]} ... ({rest} more characters in the parquet file)"
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

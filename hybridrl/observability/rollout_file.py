@@ -1,0 +1,66 @@
+"""Rollouts of one step as a parquet file, one row per sample.
+
+Read one with ``pandas.read_parquet`` or ``pyarrow.parquet.read_table``; the columns are :data:`ROLLOUT_SCHEMA`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from hybridrl.observability.files import replaced
+from hybridrl.observability.records import RolloutRecord
+
+_SCALARS = {
+    "prompt_id": pa.string(),
+    "sample_index": pa.int32(),
+    "prompt": pa.string(),
+    "answer": pa.string(),
+    "response": pa.string(),
+    "reward": pa.float32(),
+    "finish_reason": pa.string(),
+    "num_turns": pa.int32(),
+}
+_PER_TOKEN = {
+    "token_ids": pa.int32(),
+    "loss_mask": pa.bool_(),
+    "rollout_logprobs": pa.float32(),
+    "old_logprobs": pa.float32(),
+    "advantages": pa.float32(),
+    "policy_versions": pa.int32(),
+}
+ROLLOUT_SCHEMA = pa.schema(
+    [pa.field("step", pa.int32())]
+    + [pa.field(name, kind) for name, kind in _SCALARS.items()]
+    + [pa.field(name, pa.list_(kind)) for name, kind in _PER_TOKEN.items()]
+)
+
+
+def write_rollouts(path: Path, step: int, rollouts: Sequence[RolloutRecord]) -> None:
+    """Write the rollouts of one step to `path`; the folder is made when missing.
+
+    Raises:
+        ValueError: The per-token arrays of a rollout differ in length.
+    """
+    columns: dict[str, pa.Array] = {"step": pa.array([step] * len(rollouts), pa.int32())}
+    for name, kind in _SCALARS.items():
+        columns[name] = pa.array([getattr(rollout, name) for rollout in rollouts], kind)
+    lengths = [len(rollout.token_ids) for rollout in rollouts]
+    for name, kind in _PER_TOKEN.items():
+        rows = [getattr(rollout, name) for rollout in rollouts]
+        if [len(row) for row in rows] != lengths:
+            raise ValueError(f"step {step}: {name} has {[len(row) for row in rows]} entries per sample, expected {lengths}")
+        columns[name] = _list_array(rows, lengths, kind)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replaced(path) as temporary:
+        pq.write_table(pa.table(columns, schema=ROLLOUT_SCHEMA), temporary, compression="zstd")
+
+
+def _list_array(rows: Sequence[NDArray[np.generic]], lengths: Sequence[int], kind: pa.DataType) -> pa.Array:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(rows), kind))
