@@ -1,16 +1,15 @@
 """The experiment configuration, one dataclass per component.
 
-Every batch size says its unit in its name. `config/load.py` merges YAML files and overrides into these types and
-`config/check.py` finds every illegal combination; a component receives its own slice, never the root.
+Every batch size says its unit in its name. ``load.py`` merges YAML files and overrides into these types and
+``hybridrl/preflight`` finds every illegal combination; a component receives its own slice, never the root.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from hybridrl.layout.parallel import ParallelSizes
+from hybridrl.config.fields import setting
 
 
 class Platform(enum.Enum):
@@ -33,6 +32,20 @@ class TaskName(enum.Enum):
     CALC = "calc"
     REVERSE = "reverse"
     FILE = "file"
+
+
+class ModelInit(enum.Enum):
+    """Where the first weights come from."""
+
+    PRETRAINED = "pretrained"
+    RANDOM = "random"
+
+
+class RewardFailure(enum.Enum):
+    """What a reward function's failure means for the run."""
+
+    FAIL = "fail"
+    DROP = "drop"
 
 
 class Placement(enum.Enum):
@@ -58,166 +71,183 @@ class LrSchedule(enum.Enum):
     COSINE = "cosine"
 
 
-def _doc(default: Any, text: str) -> Any:
-    """Return a dataclass field with its documentation."""
-    if callable(default):
-        return field(default_factory=default, metadata={"doc": text})
-    return field(default=default, metadata={"doc": text})
-
-
 @dataclass
 class ModelConfig:
     """The policy's checkpoint."""
 
-    path: str = _doc("???", "Folder with config.json, tokenizer and safetensors files")
-    precision: Precision = _doc(Precision.BFLOAT16, "Element type of training parameters and activations")
+    path: str = setting("???", "Folder with config.json, tokenizer and safetensors files", is_input_path=True)
+    init: ModelInit = setting(ModelInit.PRETRAINED, "Read the folder's weights, or draw them from the seed (sft only)")
+    precision: Precision = setting(Precision.BFLOAT16, "Element type of training parameters and activations")
 
 
 @dataclass
 class ParallelConfig:
     """Megatron parallel degrees; the role uses tp_size * pp_size * cp_size * dp_size ranks."""
 
-    tp_size: int = _doc(1, "Tensor-parallel degree of dense layers")
-    pp_size: int = _doc(1, "Pipeline-parallel degree")
-    ep_size: int = _doc(1, "Expert-parallel degree")
-    etp_size: int = _doc(1, "Tensor-parallel degree inside each expert")
-    cp_size: int = _doc(1, "Context-parallel degree")
-    dp_size: int = _doc(1, "Data-parallel degree of dense layers")
-    sequence_parallel: bool = _doc(True, "Shard norms and residuals along the sequence when tp_size > 1")
-
-    def sizes(self) -> ParallelSizes:
-        """Return the degrees in the layout language."""
-        return ParallelSizes(self.tp_size, self.pp_size, self.ep_size, self.etp_size, self.cp_size, self.dp_size)
+    tp_size: int = setting(1, "Tensor-parallel degree of dense layers", at_least=1)
+    pp_size: int = setting(1, "Pipeline-parallel degree", at_least=1)
+    ep_size: int = setting(1, "Expert-parallel degree", at_least=1)
+    etp_size: int = setting(1, "Tensor-parallel degree inside each expert", at_least=1)
+    cp_size: int = setting(1, "Context-parallel degree", at_least=1)
+    dp_size: int = setting(1, "Data-parallel degree of dense layers", at_least=1)
+    sequence_parallel: bool = setting(True, "Shard norms and residuals along the sequence when tp_size > 1")
 
 
 @dataclass
 class OptimizerConfig:
     """AdamW with gradient clipping."""
 
-    lr: float = _doc(1e-6, "Peak learning rate")
-    min_lr: float = _doc(0.0, "Learning rate at the end of a decaying schedule")
-    schedule: LrSchedule = _doc(LrSchedule.CONSTANT, "Shape after warm-up")
-    warmup_steps: int = _doc(0, "Optimizer steps of linear warm-up")
-    beta1: float = _doc(0.9, "AdamW first-moment decay")
-    beta2: float = _doc(0.95, "AdamW second-moment decay")
-    epsilon: float = _doc(1e-8, "AdamW epsilon")
-    weight_decay: float = _doc(0.0, "AdamW decoupled weight decay")
-    clip_grad_norm: float = _doc(1.0, "Global gradient norm bound; 0 turns clipping off")
+    lr: float = setting(1e-6, "Peak learning rate", above=0)
+    min_lr: float = setting(0.0, "Learning rate at the end of a decaying schedule", at_least=0)
+    schedule: LrSchedule = setting(LrSchedule.CONSTANT, "Shape after warm-up")
+    warmup_steps: int = setting(0, "Optimizer steps of linear warm-up", at_least=0)
+    beta1: float = setting(0.9, "AdamW first-moment decay", at_least=0, below=1)
+    beta2: float = setting(0.95, "AdamW second-moment decay", at_least=0, below=1)
+    epsilon: float = setting(1e-8, "AdamW epsilon", above=0)
+    weight_decay: float = setting(0.0, "AdamW decoupled weight decay", at_least=0)
+    clip_grad_norm: float = setting(1.0, "Global gradient norm bound; 0 turns clipping off", at_least=0)
 
 
 @dataclass
 class ActorConfig:
     """The Megatron role that is trained."""
 
-    parallel: ParallelConfig = _doc(ParallelConfig, "Parallel degrees")
-    optimizer: OptimizerConfig = _doc(OptimizerConfig, "Optimizer")
-    micro_batch_samples_per_rank: int = _doc(1, "Samples per micro-batch on each data-parallel rank")
-    threads_per_rank: int = _doc(1, "CPU threads per rank (cpu platform)")
+    parallel: ParallelConfig = setting(ParallelConfig, "Parallel degrees")
+    optimizer: OptimizerConfig = setting(OptimizerConfig, "Optimizer")
+    micro_batch_samples_per_rank: int = setting(1, "Samples per micro-batch on each data-parallel rank", at_least=1)
+    threads_per_rank: int = setting(1, "CPU threads per rank (cpu platform)", at_least=1)
 
 
 @dataclass
 class RolloutConfig:
     """vLLM replicas and sampling."""
 
-    num_replicas: int = _doc(1, "Independent vLLM engines")
-    tp_size: int = _doc(1, "Tensor-parallel degree of each replica")
-    precision: Precision = _doc(Precision.BFLOAT16, "Element type of weights and activations")
-    temperature: float = _doc(1.0, "Sampling temperature; also divides the logits in training")
-    top_p: float = _doc(1.0, "Nucleus mass; below 1 the ratio to the trainer is no longer on-policy")
-    max_response_tokens: int = _doc(1024, "Policy tokens per turn, at most")
-    max_model_tokens: int = _doc(2048, "Prompt and response together, at most")
-    gpu_memory_fraction: float = _doc(0.6, "Share of device memory for vLLM (cuda platform)")
-    kv_cache_gib: int = _doc(1, "KV cache size in GiB (cpu platform)")
-    max_running_samples: int = _doc(256, "Sequences decoded at once per replica")
-    enforce_eager: bool = _doc(False, "Skip graph capture and compilation")
+    num_replicas: int = setting(1, "Independent vLLM engines", at_least=1)
+    tp_size: int = setting(1, "Tensor-parallel degree of each replica", at_least=1)
+    precision: Precision = setting(Precision.BFLOAT16, "Element type of weights and activations")
+    temperature: float = setting(1.0, "Sampling temperature; also divides the logits in training", above=0)
+    top_p: float = setting(
+        1.0, "Nucleus mass; below 1 the ratio to the trainer is no longer on-policy", above=0, at_most=1
+    )
+    max_response_tokens: int = setting(1024, "Policy tokens per turn, at most", at_least=1)
+    max_model_tokens: int = setting(2048, "Prompt and response together, at most", at_least=2)
+    gpu_memory_fraction: float = setting(0.6, "Share of device memory for vLLM (cuda platform)", above=0, below=1)
+    kv_cache_gib: int = setting(1, "KV cache size in GiB (cpu platform)", at_least=1)
+    max_running_samples: int = setting(256, "Sequences decoded at once per replica", at_least=1)
+    enforce_eager: bool = setting(False, "Skip graph capture and compilation")
 
 
 @dataclass
 class DataConfig:
     """Prompts for training and evaluation."""
 
-    task: TaskName = _doc(TaskName.FILE, "Generated task, or prompts from files")
-    train_path: str | None = _doc(None, "JSONL or parquet file with training prompts (task: file)")
-    eval_path: str | None = _doc(None, "JSONL or parquet file with evaluation prompts (task: file)")
-    prompt_key: str = _doc("prompt", "Column with the prompt text")
-    answer_key: str = _doc("answer", "Column with the ground truth")
-    max_prompt_tokens: int = _doc(1024, "Longest prompt; longer ones are an error")
-    num_eval_prompts: int = _doc(256, "Held-out prompts per evaluation; one sample each")
+    task: TaskName = setting(TaskName.FILE, "Generated task, or prompts from files")
+    train_path: str | None = setting(
+        None, "JSONL or parquet file with training prompts (task: file)", is_input_path=True
+    )
+    eval_path: str | None = setting(
+        None, "JSONL or parquet file with evaluation prompts (task: file)", is_input_path=True
+    )
+    prompt_key: str = setting("prompt", "Column with the prompt text")
+    answer_key: str = setting("answer", "Column with the ground truth")
+    max_prompt_tokens: int = setting(1024, "Longest prompt; longer ones are an error", at_least=1)
+    num_eval_prompts: int = setting(256, "Held-out prompts per evaluation; one sample each", at_least=1)
 
 
 @dataclass
 class RewardConfig:
     """How finished samples are scored."""
 
-    function: str | None = _doc(None, "file.py:function taking (response: str, answer: str) -> float; the generated tasks bring their own")
-    timeout_s: float = _doc(60.0, "Seconds that scoring one batch may take")
+    function: str | None = setting(
+        None,
+        "file.py:function taking (response: str, answer: str) -> float (task: file; generated tasks bring their own)",
+        is_input_path=True,
+    )
+    on_error: RewardFailure = setting(
+        RewardFailure.FAIL, "Fail the run, or drop and count the sample, when scoring fails"
+    )
+    num_processes: int = setting(1, "Processes that run the reward function", at_least=1)
+    sample_timeout_s: float = setting(10.0, "Seconds that scoring one sample may take", above=0)
+    timeout_s: float = setting(60.0, "Seconds that scoring one step's samples may take", above=0)
 
 
 @dataclass
 class AlgorithmConfig:
     """GRPO."""
 
-    prompts_per_step: int = _doc(32, "Prompts per step, over all replicas")
-    samples_per_prompt: int = _doc(8, "Samples per prompt: the group of group-normalised advantages")
-    mini_batches_per_step: int = _doc(1, "Optimizer steps per batch")
-    clip_low: float = _doc(0.2, "Ratio is clipped below 1 - clip_low")
-    clip_high: float = _doc(0.28, "Ratio is clipped above 1 + clip_high")
-    advantage_epsilon: float = _doc(1e-4, "Added to the standard deviation of a group's rewards")
-    kl_coef: float = _doc(0.0, "Weight of the k3 KL term to the frozen reference; 0 runs without one")
-    entropy_coef: float = _doc(0.0, "Weight of the entropy bonus")
+    prompts_per_step: int = setting(32, "Prompts per step, over all replicas", at_least=1)
+    samples_per_prompt: int = setting(8, "Samples per prompt: the group of group-normalised advantages", at_least=2)
+    mini_batches_per_step: int = setting(1, "Optimizer steps per batch", at_least=1)
+    clip_low: float = setting(0.2, "Ratio is clipped below 1 - clip_low", above=0, at_most=1)
+    clip_high: float = setting(0.28, "Ratio is clipped above 1 + clip_high", above=0)
+    advantage_epsilon: float = setting(1e-4, "Added to the standard deviation of a group's rewards", at_least=0)
+    kl_coef: float = setting(0.0, "Weight of the k3 KL term to the frozen reference; 0 runs without one", at_least=0)
+    entropy_coef: float = setting(0.0, "Weight of the entropy bonus", at_least=0)
 
 
 @dataclass
 class WeightSyncConfig:
     """Weights from the actor to the rollout replicas."""
 
-    transport: TransportName = _doc(TransportName.AUTO, "auto uses shared memory inside a node and gloo between nodes")
-    verify: bool = _doc(True, "Compare canonical checksums of every transferred piece")
-    chunk_mib: int = _doc(64, "Largest message between two ranks, in MiB; bounds the staging memory")
-    timeout_s: float = _doc(120.0, "Seconds that one weight sync may take")
+    transport: TransportName = setting(
+        TransportName.AUTO, "auto uses shared memory inside a node and gloo between nodes"
+    )
+    verify: bool = setting(True, "Compare canonical checksums of every transferred piece")
+    chunk_mib: int = setting(64, "Largest message between two ranks, in MiB; bounds the staging memory", at_least=1)
+    timeout_s: float = setting(120.0, "Seconds that one weight sync may take", above=0)
 
 
 @dataclass
 class TrainerConfig:
     """The loop."""
 
-    num_steps: int = _doc(100, "Steps of rollout and update")
-    max_policy_lag: int = _doc(0, "Versions by which samples may be older than the policy they train; 0 is synchronous")
-    eval_every_steps: int = _doc(10, "Steps between evaluations; 0 turns them off, also the first and last")
-    stop_at_accuracy: float | None = _doc(None, "End the run early once eval/accuracy reaches this")
-    max_logprob_gap: float | None = _doc(None, "Fail the run when |rollout_logprobs - old_logprobs| exceeds this")
-    rollout_timeout_s: float = _doc(600.0, "Seconds that the rollouts of one step may take")
-    train_timeout_s: float = _doc(600.0, "Seconds that one log-prob pass or update may take")
-    startup_timeout_s: float = _doc(900.0, "Seconds that starting one role may take")
-    save_hf_at_end: bool = _doc(True, "Export the trained policy as an HF checkpoint under the run folder")
+    num_steps: int = setting(100, "Steps of rollout and update", at_least=1)
+    max_policy_lag: int = setting(
+        0, "Versions by which samples may be older than the policy they train; 0 is synchronous", at_least=0, at_most=1
+    )
+    eval_every_steps: int = setting(
+        10, "Steps between evaluations; 0 turns them off, also the first and last", at_least=0
+    )
+    stop_at_accuracy: float | None = setting(
+        None, "End the run early once eval/accuracy reaches this", above=0, at_most=1
+    )
+    max_logprob_gap: float | None = setting(
+        None, "Fail the run when |rollout_logprobs - old_logprobs| exceeds this", above=0
+    )
+    rollout_timeout_s: float = setting(600.0, "Seconds that the rollouts of one step may take", above=0)
+    train_timeout_s: float = setting(600.0, "Seconds that one log-prob pass or update may take", above=0)
+    startup_timeout_s: float = setting(900.0, "Seconds that starting one role may take", above=0)
+    save_hf_at_end: bool = setting(True, "Export the trained policy as an HF checkpoint under the run folder")
 
 
 @dataclass
 class SftConfig:
     """Supervised fine-tuning (`hybridrl sft`)."""
 
-    num_steps: int = _doc(120, "Optimizer steps")
-    samples_per_step: int = _doc(128, "Demonstrations per optimizer step, over all ranks")
-    tool_fraction: float = _doc(0.35, "Share of demonstrations that show the rewarded behaviour (generated tasks)")
-    output_path: str = _doc("runs/sft", "Folder for the HF checkpoint")
+    num_steps: int = setting(120, "Optimizer steps", at_least=1)
+    samples_per_step: int = setting(128, "Demonstrations per optimizer step, over all ranks", at_least=1)
+    tool_fraction: float = setting(
+        0.35, "Share of demonstrations that show the rewarded behaviour (generated tasks)", at_least=0, at_most=1
+    )
+    output_path: str = setting("runs/sft", "Folder for the HF checkpoint")
 
 
 @dataclass
 class ExperimentConfig:
     """Everything that one experiment needs."""
 
-    name: str = _doc("???", "Run name; results go to <runs_dir>/<name>")
-    runs_dir: str = _doc("runs", "Folder of all runs")
-    seed: int = _doc(1, "Seed of prompts, sampling and initialisation")
-    platform: Platform = _doc(Platform.CUDA, "Hardware")
-    placement: Placement = _doc(Placement.COLOCATED, "Whether actor and rollout share devices")
-    ray_address: str | None = _doc(None, "Existing Ray cluster; none starts one on this machine")
-    model: ModelConfig = _doc(ModelConfig, "Policy")
-    actor: ActorConfig = _doc(ActorConfig, "Training role")
-    rollout: RolloutConfig = _doc(RolloutConfig, "Generation role")
-    data: DataConfig = _doc(DataConfig, "Prompts")
-    reward: RewardConfig = _doc(RewardConfig, "Scoring")
-    algorithm: AlgorithmConfig = _doc(AlgorithmConfig, "Algorithm")
-    weight_sync: WeightSyncConfig = _doc(WeightSyncConfig, "Weight sync")
-    trainer: TrainerConfig = _doc(TrainerConfig, "Loop")
-    sft: SftConfig = _doc(SftConfig, "Supervised stage")
+    name: str = setting("???", "Run name; results go to <runs_dir>/<name>")
+    runs_dir: str = setting("runs", "Folder of all runs")
+    seed: int = setting(1, "Seed of prompts, sampling and initialisation", at_least=0)
+    platform: Platform = setting(Platform.CUDA, "Hardware")
+    placement: Placement = setting(Placement.COLOCATED, "Whether actor and rollout share devices")
+    ray_address: str | None = setting(None, "Existing Ray cluster; none starts one on this machine")
+    model: ModelConfig = setting(ModelConfig, "Policy")
+    actor: ActorConfig = setting(ActorConfig, "Training role")
+    rollout: RolloutConfig = setting(RolloutConfig, "Generation role")
+    data: DataConfig = setting(DataConfig, "Prompts")
+    reward: RewardConfig = setting(RewardConfig, "Scoring")
+    algorithm: AlgorithmConfig = setting(AlgorithmConfig, "Algorithm")
+    weight_sync: WeightSyncConfig = setting(WeightSyncConfig, "Weight sync")
+    trainer: TrainerConfig = setting(TrainerConfig, "Loop")
+    sft: SftConfig = setting(SftConfig, "Supervised stage")

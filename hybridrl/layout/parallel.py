@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hybridrl.config.schema import ParallelConfig
+
 
 @dataclass(frozen=True, slots=True)
 class ParallelSizes:
@@ -61,3 +63,8 @@ class Coordinates:
     etp: int
     ep: int
     edp: int
+
+
+def parallel_sizes(config: ParallelConfig) -> ParallelSizes:
+    """Return the configured degrees in the layout language."""
+    return ParallelSizes(config.tp_size, config.pp_size, config.ep_size, config.etp_size, config.cp_size, config.dp_size)
