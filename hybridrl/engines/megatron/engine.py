@@ -1,0 +1,200 @@
+"""The training engine: one Megatron-core model on the ranks of one role.
+
+Every rank of a role holds one engine and calls the same methods in the same order; all methods that compute are
+collective over the role. Each data-parallel rank brings its own rows, the same on all its tensor and pipeline ranks, and
+its reporting rank (last pipeline stage, tp rank 0, cp rank 0) returns the result; other ranks return None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from hybridrl.algos.policy_loss import PolicyLossConfig
+from hybridrl.config.schema import OptimizerConfig, ParallelConfig, Platform, Precision
+from hybridrl.data.batch import PolicyBatch, SequenceBatch
+from hybridrl.engines.megatron import micro_batches
+from hybridrl.engines.megatron.logprobs import VocabSlice
+from hybridrl.engines.megatron.micro_batches import scatter_back
+from hybridrl.engines.megatron.model import build_chunks, check_tensors, named_tensors
+from hybridrl.engines.megatron.objectives import Objective, Sum, policy_objective, supervised_objective
+from hybridrl.engines.megatron.optimizer import Optimizer, StepResult, wrap_chunks
+from hybridrl.engines.megatron.pipeline import MicroResult, Pipeline
+from hybridrl.engines.megatron.process_groups import ProcessGroups
+from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
+from hybridrl.engines.megatron.transformer_config import choose_layer_spec, transformer_config
+from hybridrl.errors import EngineError
+from hybridrl.layout.box import DType
+from hybridrl.layout.megatron import MegatronLayout, megatron_shard_map
+from hybridrl.layout.model import ModelSpec
+from hybridrl.layout.parallel import parallel_sizes
+from hybridrl.layout.shard import Place, ShardMap
+
+_DTYPES = {Precision.FLOAT32: DType.FLOAT32, Precision.BFLOAT16: DType.BFLOAT16}
+
+
+class MegatronEngine:
+    """A model, and its optimizer when it is trained.
+
+    Args:
+        hf_folder: Checkpoint that exports copy config and tokenizer from.
+        groups: From ``start_process_group``.
+        optimizer: None for a frozen model.
+        micro_batch_samples: Rows per micro-batch, at most.
+        num_optimizer_steps: Steps of the whole run; only decaying learning-rate schedules use it.
+        vocab_divisor: The padded vocabulary is a multiple of this times tp.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        hf_folder: Path,
+        parallel: ParallelConfig,
+        precision: Precision,
+        platform: Platform,
+        optimizer: OptimizerConfig | None,
+        micro_batch_samples: int,
+        seed: int,
+        groups: ProcessGroups,
+        num_optimizer_steps: int = 0,
+        vocab_divisor: int = 1,
+    ) -> None:
+        self._groups = groups
+        self._hf_folder = hf_folder
+        self._micro_batch_samples = micro_batch_samples
+        self.layout = MegatronLayout(spec, parallel_sizes(parallel), _DTYPES[precision], choose_layer_spec(platform), vocab_divisor)
+        config = transformer_config(spec, parallel, precision, platform, self.layout.layer_spec)
+        self._width_multiple = parallel.tp_size if config.sequence_parallel else 1
+        self._chunks = build_chunks(self.layout, config, groups, seed)
+        trained = wrap_chunks(self._chunks, config, precision, groups) if optimizer else None
+        self._optimizer = Optimizer(trained, optimizer, precision, groups, num_optimizer_steps) if trained and optimizer else None
+        columns = self.layout.padded_vocab_size // parallel.tp_size
+        vocab = VocabSlice.of_rank(groups.at.tp, columns, spec.vocab_size, groups.collection.tp)
+        self._pipeline = Pipeline(trained or self._chunks, config, groups, vocab)
+
+    def shard_map(self, place: Place) -> ShardMap:
+        """Return where this rank keeps its weights, checked against the real modules.
+
+        Raises:
+            LayoutError: Naming each tensor whose name or shape is not as declared.
+        """
+        shard_map = megatron_shard_map(self.layout, place)
+        check_tensors(shard_map, self.tensors())
+        return shard_map
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return live parameter and buffer data by local name."""
+        return named_tensors(self._chunks)
+
+    def parameters_changed(self) -> None:
+        """Tell the optimizer that parameters were written from outside."""
+        if self._optimizer:
+            self._optimizer.reload_parameters()
+
+    def logprobs(self, batch: SequenceBatch, temperature: float) -> LogprobResult | None:
+        """Compute the log-prob of every token but the first of each row. Collective over the role.
+
+        Args:
+            temperature: Divides the logits, as in sampling.
+        """
+        positions = np.arange(batch.token_ids.shape[1])
+        picked = (positions > 0) & (positions < batch.lengths[:, None])
+        batches = self._split(batch, picked, {})
+        results = self._pipeline.forward(batches, temperature)
+        if not self._groups.is_reporting:
+            return None
+        return LogprobResult(
+            scatter_back(picked, [result.logprobs for result in results]),
+            scatter_back(picked, [result.entropies for result in results]),
+        )
+
+    def update(
+        self, batch: PolicyBatch, loss: PolicyLossConfig, temperature: float, want_logprobs: bool = False
+    ) -> UpdateMetrics | None:
+        """Take one optimizer step on the clipped policy loss. Collective over the role.
+
+        The loss is the sum, over the rows of all data-parallel ranks, of loss_weights times the token loss.
+
+        Raises:
+            EngineError: When the model is frozen, the batch lacks reference log-probs that the KL term needs, or
+                loss_weights are set outside loss_mask.
+        """
+        values = {"old_logprobs": batch.old_logprobs, "advantages": batch.advantages, "loss_weights": batch.loss_weights}
+        if batch.ref_logprobs is not None:
+            values["ref_logprobs"] = batch.ref_logprobs
+        elif loss.kl_coef:
+            raise EngineError(f"kl_coef is {loss.kl_coef}, but the batch has no ref_logprobs; run the reference first")
+        return self._update(batch.sequences, batch.loss_mask, values, policy_objective(loss), temperature, want_logprobs)
+
+    def update_supervised(self, batch: SequenceBatch, loss_weights: NDArray[np.float32]) -> UpdateMetrics | None:
+        """Take one optimizer step on the weighted negative log-likelihood. Collective over the role.
+
+        Args:
+            loss_weights: [num_samples, max_tokens] float32; 0 where the token is not trained on.
+
+        Raises:
+            EngineError: When the model is frozen.
+        """
+        return self._update(batch, loss_weights != 0, {"loss_weights": loss_weights}, supervised_objective(), 1.0, False)
+
+    def _update(
+        self,
+        batch: SequenceBatch,
+        picked: NDArray[np.bool_],
+        values: Mapping[str, NDArray[np.float32]],
+        objective: Objective,
+        temperature: float,
+        want_logprobs: bool,
+    ) -> UpdateMetrics | None:
+        if self._optimizer is None:
+            raise EngineError("update was called on a frozen model; give the engine an optimizer to train it")
+        if (values["loss_weights"][~picked] != 0).any():
+            row, token = np.argwhere((values["loss_weights"] != 0) & ~picked)[0]
+            raise EngineError(f"loss_weights of token {token} in row {row} is not 0, but loss_mask leaves it out")
+        batches = self._split(batch, picked, values)
+        self._optimizer.zero_grad()
+        results = self._pipeline.forward_backward(batches, temperature, objective)
+        step = self._optimizer.step()
+        if not self._groups.is_last_stage:
+            return None
+        sums = self._total(results)
+        if not self._groups.is_reporting:
+            return None
+        logprobs = scatter_back(picked, [result.logprobs for result in results]) if want_logprobs else None
+        return _metrics(sums, step, self._optimizer.num_skipped, logprobs)
+
+    def _split(
+        self, batch: SequenceBatch, picked: NDArray[np.bool_], values: Mapping[str, NDArray[np.float32]]
+    ) -> micro_batches.MicroBatches:
+        return micro_batches.split(batch, picked, values, self._groups, self._micro_batch_samples, self._width_multiple)
+
+    def _total(self, results: list[MicroResult]) -> list[float]:
+        """Add up the sums of all micro-batches of all data-parallel ranks. Collective over the last stage."""
+        total = torch.stack([result.sums for result in results if result.sums is not None]).sum(0)
+        if self._groups.sizes.dp > 1:
+            dist.all_reduce(total, group=self._groups.collection.dp)
+        values: list[float] = total.tolist()
+        return values
+
+
+def _metrics(sums: list[float], step: StepResult, num_skipped: int, logprobs: NDArray[np.float32] | None) -> UpdateMetrics:
+    num_tokens = max(1.0, sums[Sum.TOKENS])
+    return UpdateMetrics(
+        loss=sums[Sum.LOSS],
+        grad_norm=step.grad_norm,
+        entropy=sums[Sum.ENTROPY] / num_tokens,
+        lr=step.lr,
+        approx_kl=sums[Sum.KL] / num_tokens,
+        clip_fraction=sums[Sum.CLIPPED] / num_tokens,
+        ratio_mean=sums[Sum.RATIO] / num_tokens,
+        ref_kl=sums[Sum.REF_KL] / num_tokens,
+        num_tokens=int(sums[Sum.TOKENS]),
+        is_skipped=step.is_skipped,
+        num_skipped=num_skipped,
+        logprobs=logprobs,
+    )

@@ -1,0 +1,69 @@
+"""Builds the model chunks of one rank and names their tensors.
+
+A rank holds a list of chunks (one without virtual pipeline stages). Tensors are named ``{chunk}.{parameter}``, as in
+``layout/megatron.py``, and every name and shape is checked against the declared map.
+"""
+
+from __future__ import annotations
+
+import torch
+from megatron.core import tensor_parallel
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from hybridrl.engines.megatron.process_groups import ProcessGroups
+from hybridrl.engines.megatron.transformer_config import block_spec
+from hybridrl.errors import LayoutError
+from hybridrl.layout.megatron import MegatronLayout
+from hybridrl.layout.shard import ShardMap
+
+
+def build_chunks(layout: MegatronLayout, config: TransformerConfig, groups: ProcessGroups, seed: int) -> list[GPTModel]:
+    """Build this rank's part of the model, initialised from `seed`."""
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    spec = layout.spec
+    chunk = GPTModel(
+        config=config,
+        transformer_layer_spec=block_spec(config, layout.layer_spec, groups.at.pp),
+        vocab_size=layout.padded_vocab_size,
+        max_sequence_length=spec.max_positions,
+        pre_process=groups.is_first_stage,
+        post_process=groups.is_last_stage,
+        parallel_output=True,
+        share_embeddings_and_output_weights=spec.is_tied,
+        position_embedding_type="rope",
+        rotary_base=spec.rope_theta,
+        pg_collection=groups.collection,
+    )
+    return [chunk.to(groups.device)]
+
+
+def named_tensors(chunks: list[GPTModel]) -> dict[str, torch.Tensor]:
+    """Return parameters and persistent buffers by local name, as views of the live data."""
+    tensors: dict[str, torch.Tensor] = {}
+    for index, chunk in enumerate(chunks):
+        tensors |= {f"{index}.{name}": parameter.data for name, parameter in chunk.named_parameters()}
+        persistent = chunk.state_dict(keep_vars=True)
+        tensors |= {f"{index}.{name}": buffer for name, buffer in chunk.named_buffers() if name in persistent}
+    return tensors
+
+
+def check_tensors(shard_map: ShardMap, tensors: dict[str, torch.Tensor]) -> None:
+    """Compare a declared map with the real modules.
+
+    Raises:
+        LayoutError: Listing each tensor that is missing, undeclared, of another shape, or not contiguous.
+    """
+    problems = [f"{name}: declared but not in the model" for name in shard_map.tensors if name not in tensors]
+    for name, tensor in tensors.items():
+        declared = shard_map.tensors.get(name)
+        if declared is None:
+            problems.append(f"{name}: in the model {tuple(tensor.shape)} but not declared")
+        elif declared.shape != tuple(tensor.shape):
+            problems.append(f"{name}: got shape {tuple(tensor.shape)}, expected {declared.shape}")
+        elif not tensor.is_contiguous():
+            problems.append(f"{name}: strides {tensor.stride()}, expected a contiguous tensor")
+    if problems:
+        shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
+        raise LayoutError(f"{shard_map.place}: the model differs from its declared layout: {shown}")

@@ -1,0 +1,101 @@
+"""Runs micro-batches through the pipeline: Megatron-core's schedules with our loss.
+
+The schedule calls :meth:`Pipeline._step` on every stage; only the last stage sees logits. With
+``calculate_per_token_loss`` Megatron neither divides by the number of micro-batches nor averages over data-parallel
+ranks, and gradients are finalised without a token count, so the gradient is that of the plain sum over all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from hybridrl.engines.megatron.logprobs import VocabSlice, token_logprobs
+from hybridrl.engines.megatron.micro_batches import MicroBatch, MicroBatches
+from hybridrl.engines.megatron.objectives import Objective
+from hybridrl.engines.megatron.process_groups import ProcessGroups
+
+
+@dataclass(frozen=True, slots=True)
+class MicroResult:
+    """What the last stage keeps of one micro-batch.
+
+    Attributes:
+        logprobs: [num_picked] float32.
+        entropies: [num_picked] float32.
+        sums: [len(Sum)] float64, or None in a forward pass without a loss.
+    """
+
+    logprobs: torch.Tensor
+    entropies: torch.Tensor
+    sums: torch.Tensor | None
+
+
+class Pipeline:
+    """The schedule of one rank.
+
+    Args:
+        chunks: Model chunks, as the schedule runs them.
+        vocab: This rank's columns of the logits.
+    """
+
+    def __init__(self, chunks: Sequence[torch.nn.Module], config: TransformerConfig, groups: ProcessGroups, vocab: VocabSlice) -> None:
+        self._chunks = list(chunks)
+        self._groups = groups
+        self._vocab = vocab
+        config.finalize_model_grads_func = _finalize
+        self._communicator = P2PCommunicator(groups.collection.pp, config) if groups.sizes.pp > 1 else None
+        self._schedule = get_forward_backward_func()
+
+    @torch.no_grad()
+    def forward(self, batches: MicroBatches, temperature: float) -> list[MicroResult]:
+        """Return log-probs per micro-batch; empty except on the last stage. Collective over all ranks."""
+        return self._run(batches, temperature, None)
+
+    def forward_backward(self, batches: MicroBatches, temperature: float, objective: Objective) -> list[MicroResult]:
+        """Add the gradient of the summed loss to the gradient buffers, and reduce them over ranks. Collective over all ranks."""
+        return self._run(batches, temperature, objective)
+
+    def _run(self, batches: MicroBatches, temperature: float, objective: Objective | None) -> list[MicroResult]:
+        results: list[MicroResult] = self._schedule(
+            forward_step_func=partial(self._step, temperature=temperature, objective=objective),
+            data_iterator=iter(batches.batches),
+            model=self._chunks,
+            num_microbatches=len(batches.batches),
+            seq_length=batches.width,
+            micro_batch_size=batches.rows,
+            forward_only=objective is None,
+            collect_non_loss_data=objective is None,
+            p2p_communicator=self._communicator,
+            pg_collection=self._groups.collection,
+        )
+        return results
+
+    def _step(
+        self, data: Iterator[MicroBatch], model: torch.nn.Module, *, temperature: float, objective: Objective | None
+    ) -> tuple[torch.Tensor, Callable[..., object]]:
+        batch = next(data)
+        output = model(input_ids=batch.token_ids, position_ids=batch.position_ids, attention_mask=None)
+        return output, partial(self._loss, batch, temperature, objective)
+
+    def _loss(
+        self, batch: MicroBatch, temperature: float, objective: Objective | None, logits: torch.Tensor, non_loss_data: bool = False
+    ) -> object:
+        rows = logits.view(-1, logits.size(-1)).index_select(0, batch.predicting)
+        logprobs, entropies = token_logprobs(rows, batch.targets, self._vocab, temperature)
+        if objective is None:
+            return MicroResult(logprobs, entropies, None)
+        loss, sums = objective(logprobs, entropies, batch.values)
+        num_tokens = torch.zeros((), dtype=torch.int, device=loss.device)
+        return loss, num_tokens, MicroResult(logprobs.detach(), entropies.detach(), sums)
+
+
+def _finalize(model: list[torch.nn.Module], num_tokens: torch.Tensor | None, **kwargs: object) -> None:
+    finalize_model_grads(model, None, **kwargs)

@@ -1,0 +1,54 @@
+"""What the training engine returns: plain numbers and arrays, on the reporting rank of each data-parallel rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobResult:
+    """Per-token results of a forward pass; entry t belongs to token t, and entry 0 is 0.
+
+    Attributes:
+        logprobs: [num_samples, max_tokens] float32; 0 beyond a row's length.
+        entropies: [num_samples, max_tokens] float32; entropy of the distribution that token t was drawn from.
+    """
+
+    logprobs: NDArray[np.float32]
+    entropies: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMetrics:
+    """One optimizer step, over the global batch; the same on every reporting rank.
+
+    Attributes:
+        loss: Weighted sum of token losses.
+        grad_norm: Before clipping.
+        entropy: Mean over the tokens of the loss.
+        lr: Learning rate of this step.
+        approx_kl: Mean of old_logprobs - logprobs.
+        clip_fraction: Share of tokens whose gradient the clipping removed.
+        ratio_mean: Mean of exp(logprobs - old_logprobs).
+        ref_kl: Mean k3 estimate against the reference; 0 without one.
+        num_tokens: Tokens of the loss.
+        is_skipped: Whether gradients were not finite, so that the parameters stayed as they were.
+        num_skipped: Skipped steps since the engine started.
+        logprobs: [num_samples, max_tokens] float32 log-probs before the step, 0 outside the loss; only when asked for.
+    """
+
+    loss: float
+    grad_norm: float
+    entropy: float
+    lr: float
+    approx_kl: float
+    clip_fraction: float
+    ratio_mean: float
+    ref_kl: float
+    num_tokens: int
+    is_skipped: bool
+    num_skipped: int
+    logprobs: NDArray[np.float32] | None = None
