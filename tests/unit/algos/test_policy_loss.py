@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hybridrl.algos.kl import k3
-from hybridrl.algos.policy_loss import PolicyLossConfig, actor_token_loss, policy_token_loss
+from hybridrl.algos.policy_loss import policy_token_loss
 
 LOW, HIGH = 0.2, 0.28
 
@@ -62,25 +62,3 @@ def test_kl_equals_the_reference_and_is_zero_and_flat_where_the_two_agree() -> N
     torch.testing.assert_close(kl, torch.tensor([math.exp(d) - d - 1 for d in deltas], dtype=torch.float64))
     torch.testing.assert_close(gradient, torch.tensor([1 - math.exp(d) for d in deltas], dtype=torch.float64))
     assert kl[2] == 0 and gradient[2] == 0
-
-
-def test_kl_and_entropy_terms_are_added_with_their_coefficients() -> None:
-    logprobs, old, ref = torch.tensor([-1.0, -2.0]), torch.tensor([-1.2, -1.0]), torch.tensor([-1.5, -2.5])
-    advantages, entropies = torch.tensor([1.0, -1.0]), torch.tensor([0.7, 0.1])
-    config = PolicyLossConfig(LOW, HIGH, kl_coef=0.3, entropy_coef=0.05)
-    got = actor_token_loss(config, logprobs, entropies, old, advantages, ref)
-    expected = policy_token_loss(logprobs, old, advantages, LOW, HIGH) + 0.3 * k3(logprobs, ref) - 0.05 * entropies
-    torch.testing.assert_close(got.loss, expected)
-    torch.testing.assert_close(got.kl, k3(logprobs, ref))
-
-
-def test_clipped_marks_exactly_the_tokens_whose_gradient_the_clip_removes() -> None:
-    # Ratios 1.5, 1.5, 0.5, 0.5, 1.1: the clip binds upwards for positive and downwards for negative advantages.
-    logprobs = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1], dtype=torch.float64).log().requires_grad_()
-    zeros = torch.zeros(5, dtype=torch.float64)
-    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
-    got = actor_token_loss(PolicyLossConfig(LOW, HIGH), logprobs, zeros, zeros, advantages, None)
-    (gradient,) = torch.autograd.grad(got.loss.sum(), logprobs)
-    assert got.is_clipped.tolist() == [True, False, False, True, False]
-    assert (gradient == 0).tolist() == got.is_clipped.tolist()
-    assert got.kl.tolist() == [0.0] * 5
