@@ -1,0 +1,278 @@
+"""One rollout replica: an asyncio front end to a vLLM engine of `tp_size` workers.
+
+States, and who moves between them:
+
+    RUNNING --pause()--> PAUSED --receive()--> STALE --receive() on all workers, then commit()--> PAUSED --resume()--> RUNNING
+
+Invariants:
+- A completion never spans two versions. `pause` closes a gate of our own, waits for the completions in flight, and only then
+  stops the scheduler; calls of `generate` meanwhile wait at the gate. vLLM labels every token with the version that sampled
+  it, and a completion whose labels differ is an error.
+- STALE means that some live weights may be new and others old. Only a complete `receive` followed by `commit` leaves that state,
+  and `resume` refuses until then, so nothing is ever sampled from a mixture.
+- `commit` drops every cached prefix and checks that vLLM did so before the new version number comes into force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from vllm import SamplingParams, TokensPrompt
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from hybridrl.config.schema import Platform, RolloutConfig
+from hybridrl.data.generation import Completion, SamplingSpec
+from hybridrl.data.sample import FinishReason
+from hybridrl.engines.vllm.messages import encode, values_of
+from hybridrl.engines.vllm.requests import ConnectRequest, LearnRequest, ReceiveRequest
+from hybridrl.engines.vllm.settings import engine_arguments, environment
+from hybridrl.errors import EngineError, WeightSyncError
+from hybridrl.layout.shard import CanonicalTensor, ShardMap
+from hybridrl.reshard.executor import TransferReport
+from hybridrl.reshard.plan import Plan
+from hybridrl.reshard.transports import Rendezvous
+
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+class _State(enum.Enum):
+    RUNNING = "running"
+    PAUSED = "paused"
+    STALE = "stale"
+
+
+class RolloutEngine:
+    """A vLLM replica that continues token sequences and takes new weights; make one with :meth:`start`."""
+
+    def __init__(self, llm: AsyncLLM, max_model_tokens: int) -> None:
+        self._llm = llm
+        self._max_model_tokens = max_model_tokens
+        self._state = _State.RUNNING
+        self._version = 0
+        self._received: int | None = None
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._num_running = 0
+        self._request_ids = itertools.count()
+
+    @classmethod
+    async def start(
+        cls,
+        folder: Path,
+        config: RolloutConfig,
+        platform: Platform,
+        seed: int,
+        *,
+        policy_version: int = 0,
+        cores: Sequence[Sequence[int]] | None = None,
+    ) -> RolloutEngine:
+        """Start the replica's processes and load a checkpoint as version `policy_version`.
+
+        Sets environment variables of this process, which vLLM's processes inherit: one engine per process.
+
+        Args:
+            folder: HF checkpoint folder; no tokenizer is needed.
+            cores: CPU cores of each worker (cpu platform); None leaves placement to the operating system.
+
+        Raises:
+            EngineError: vLLM did not start.
+        """
+        os.environ.update(environment(platform, config, cores))
+        try:
+            llm = AsyncLLM.from_engine_args(engine_arguments(folder, platform, config, seed))
+        except (RuntimeError, ValueError, OSError) as e:
+            raise EngineError(f"rollout engine: vLLM did not start on {folder} with {config}: {e}") from e
+        engine = cls(llm, config.max_model_tokens)
+        await engine._set_version(policy_version)
+        return engine
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that new completions are sampled from."""
+        return self._version
+
+    @property
+    def num_running(self) -> int:
+        """Completions in flight."""
+        return self._num_running
+
+    async def generate(self, token_ids: Sequence[int], sampling: SamplingSpec) -> Completion:
+        """Continue a token sequence; see :class:`TokenEngine`. Waits while the engine is paused; cancelling aborts.
+
+        Raises:
+            EngineError: The prompt leaves no room for a token, or vLLM failed.
+        """
+        room = self._max_model_tokens - len(token_ids)
+        if room < 1 or not token_ids:
+            raise EngineError(
+                f"rollout engine: prompt of {len(token_ids)} tokens, expected 1 to {self._max_model_tokens - 1} "
+                "(rollout.max_model_tokens less one)"
+            )
+        params = _sampling_params(sampling, room)
+        async with self._running():
+            return self._completion(await self._generate(list(token_ids), params))
+
+    async def pause(self, timeout_s: float) -> None:
+        """Let running completions finish, hold new ones, and stop the scheduler. Idempotent.
+
+        Raises:
+            EngineError: Completions still ran after `timeout_s` seconds; the engine goes on as before.
+        """
+        self._gate.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+                await self._llm.pause_generation(mode="wait", clear_cache=True)
+        except TimeoutError as e:
+            await self._llm.resume_generation()
+            self._gate.set()
+            raise EngineError(
+                f"rollout engine: {self._num_running} completions still ran {timeout_s} s after pause; "
+                "lower rollout.max_response_tokens or raise the timeout"
+            ) from e
+        if self._state is _State.RUNNING:
+            self._state = _State.PAUSED
+
+    async def resume(self) -> None:
+        """Go on generating with the committed weights.
+
+        Raises:
+            WeightSyncError: The last weight transfer was not committed.
+        """
+        if self._state is _State.STALE:
+            raise WeightSyncError(
+                f"rollout engine: the last weight transfer was not committed, so weights may be a mixture; version {self._version} "
+                "stays in force and nothing is sampled. Repeat the transfer and commit it, or restart the replica"
+            )
+        await self._llm.resume_generation()
+        self._state = _State.RUNNING
+        self._gate.set()
+
+    async def shard_maps(
+        self, canonical: Mapping[str, CanonicalTensor], *, first_rank: int, node: str
+    ) -> list[ShardMap]:
+        """Return where each worker keeps each checkpoint element.
+
+        Args:
+            canonical: Every tensor of the checkpoint (``ModelSpec.tensors()``).
+            first_rank: Rollout rank of this replica's worker 0; replicas number their workers through.
+            node: Name of this host.
+        """
+        maps: list[ShardMap] = await self._call("hybridrl_shard_map", LearnRequest(canonical, first_rank, node))
+        return maps
+
+    async def connect(self, rendezvous: Rendezvous, plan: Plan) -> None:
+        """Connect every worker with the plan's sources, which connect at the same time."""
+        await self._call("hybridrl_connect", ConnectRequest(rendezvous, plan))
+
+    async def receive(self, *, version: int, verify: bool, deadline_s: float) -> list[TransferReport]:
+        """Receive all weights on all workers, while the sources send. The engine is STALE until `commit`.
+
+        Returns:
+            One report per worker, in rank order.
+
+        Raises:
+            WeightSyncError: The engine is not paused.
+            EngineError: A worker failed; names it. Connect again before the next attempt.
+        """
+        if self._state is _State.RUNNING:
+            raise WeightSyncError("rollout engine: receive while generating; pause the engine first")
+        self._state = _State.STALE
+        reports: list[TransferReport] = await self._call("hybridrl_receive", ReceiveRequest(version, verify, deadline_s))
+        self._received = version
+        return reports
+
+    async def commit(self, version: int) -> None:
+        """Declare the received weights to be policy version `version` and drop every cached prefix.
+
+        Raises:
+            WeightSyncError: `version` is not what was received last, or vLLM kept cached prefixes.
+        """
+        if self._state is not _State.STALE or self._received != version:
+            raise WeightSyncError(
+                f"rollout engine: commit of version {version} in state {self._state.value}, last complete transfer "
+                f"{self._received}; version {self._version} stays in force"
+            )
+        if not await self._llm.reset_prefix_cache():
+            raise WeightSyncError(
+                f"rollout engine: vLLM kept cached prefixes of version {self._version}; version {version} is not committed"
+            )
+        await self._set_version(version)
+        self._state = _State.PAUSED
+        self._received = None
+
+    async def disconnect(self) -> None:
+        """Close every worker's transport."""
+        await self._call("hybridrl_disconnect", None)
+
+    def shutdown(self) -> None:
+        """Stop all processes of this replica."""
+        self._gate.clear()
+        self._llm.shutdown(timeout=10.0)
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
+        """Pass the gate, and count as a running completion until left."""
+        while not self._gate.is_set():
+            await self._gate.wait()
+        self._num_running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            if self._num_running == 0:
+                self._idle.set()
+
+    async def _generate(self, token_ids: list[int], params: SamplingParams) -> CompletionOutput:
+        request_id = str(next(self._request_ids))
+        async for output in self._llm.generate(TokensPrompt(prompt_token_ids=token_ids), params, request_id):
+            if output.finished:
+                return output.outputs[0]
+        raise EngineError(f"rollout engine: request {request_id} ended without an output")
+
+    def _completion(self, output: CompletionOutput) -> Completion:
+        versions = {span.version for span in output.weight_versions or ()}
+        if versions != {str(self._version)}:
+            raise EngineError(f"rollout engine: a completion was sampled by versions {versions}, expected {self._version}")
+        if output.finish_reason not in _FINISH_REASONS or output.logprobs is None:
+            raise EngineError(f"rollout engine: a completion ended with {output.finish_reason!r}, expected stop or length")
+        token_ids = tuple(output.token_ids)
+        logprobs = tuple(step[token].logprob for step, token in zip(output.logprobs, token_ids, strict=True))
+        return Completion(token_ids, logprobs, _FINISH_REASONS[output.finish_reason], self._version)
+
+    async def _set_version(self, version: int) -> None:
+        await self._llm.update_weight_version(str(version))
+        self._version = version
+
+    async def _call(self, method: str, request: object) -> Any:
+        """Call a method of the worker extension on every worker."""
+        replies = await self._llm.collective_rpc(method, args=(encode(request),))
+        return values_of(replies, method.removeprefix("hybridrl_"))
+
+
+def _sampling_params(spec: SamplingSpec, room: int) -> SamplingParams:
+    """Translate to vLLM, asking for the log-prob of each sampled token and nothing else."""
+    return SamplingParams(
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        max_tokens=min(spec.max_tokens, room),
+        stop_token_ids=list(spec.stop_token_ids),
+        seed=spec.seed,
+        ignore_eos=True,  # only the tokens that the request names end it
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )

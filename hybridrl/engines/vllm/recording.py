@@ -1,0 +1,118 @@
+"""Tensors that record where a weight loader puts them.
+
+A :class:`RecordingTensor` stands for a checkpoint tensor but owns no data: it knows which elements of which canonical tensor
+it is a view of. Slicing one gives another; copying one into a parameter appends a :class:`Write` to the log. Any other operation
+is an error, because it would mean that the loader computes on weights, which a plan of copies cannot express.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hybridrl.engines.vllm.boxes import Write
+from hybridrl.errors import LayoutError
+from hybridrl.layout.shard import CanonicalTensor
+
+_aten = torch.ops.aten
+_ELEMENTWISE_COPIES = frozenset({_aten.clone.default, _aten._to_copy.default})
+
+
+class WriteLog:
+    """Collects the writes of one load.
+
+    Args:
+        owners: Storage of each parameter in load format -> its local name; see :func:`storage_key`.
+    """
+
+    def __init__(self, owners: Mapping[int, str]) -> None:
+        self._owners = owners
+        self.writes: list[Write] = []
+
+    def record(self, source: RecordingTensor, target: torch.Tensor) -> None:
+        """Note that `source` was copied into `target`."""
+        local = self._owners.get(storage_key(target))
+        if local is None:
+            raise LayoutError(f"{source.tensor}: the weight loader copies it into a tensor that no module owns")
+        view = source.view_of_source
+        if view.numel() != target.numel():
+            raise LayoutError(
+                f"{source.tensor}: the weight loader broadcasts a view of shape {tuple(view.shape)} into {local} "
+                f"{tuple(target.shape)}"
+            )
+        if view.shape != target.shape:
+            view, target = view.squeeze(), target.squeeze()
+        self.writes.append(
+            Write(
+                source.tensor,
+                local,
+                tuple(view.shape),
+                int(view.storage_offset()),
+                view.stride(),
+                int(target.storage_offset()),
+                target.stride(),
+            )
+        )
+
+
+class RecordingTensor(torch.Tensor):
+    """A view of a canonical tensor, without data.
+
+    Attributes:
+        tensor: Canonical name.
+        view_of_source: Meta tensor with the view's shape, strides and offset in the canonical tensor.
+        log: Where copies are noted.
+    """
+
+    tensor: str
+    view_of_source: torch.Tensor
+    log: WriteLog
+
+    @staticmethod
+    def __new__(cls, tensor: str, view: torch.Tensor, log: WriteLog) -> RecordingTensor:
+        """Wrap a meta view of canonical tensor `tensor`."""
+        wrapper: RecordingTensor = torch.Tensor._make_wrapper_subclass(
+            cls, view.shape, strides=view.stride(), storage_offset=view.storage_offset(), dtype=view.dtype, device="meta"
+        )
+        wrapper.tensor, wrapper.view_of_source, wrapper.log = tensor, view, log
+        return wrapper
+
+    @classmethod
+    def of(cls, canonical: CanonicalTensor, dtype: torch.dtype, log: WriteLog) -> RecordingTensor:
+        """Stand for a whole canonical tensor."""
+        return cls(canonical.name, torch.empty(canonical.shape, dtype=dtype, device="meta"), log)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Record copies, follow views, refuse the rest."""
+        kwargs = kwargs or {}
+        if func is _aten.copy_.default and not isinstance(args[0], cls):
+            args[1].log.record(args[1], args[0])
+            return args[0]
+        source = args[0] if args and isinstance(args[0], cls) else None
+        if source is None:
+            raise LayoutError(f"a weight loader applies {func} to a recorded weight; only slices and copies are understood")
+        view = source.view_of_source
+        if func in _ELEMENTWISE_COPIES:
+            dtype = kwargs.get("dtype") or view.dtype
+            whole = torch.empty(view.untyped_storage().nbytes() // view.itemsize, dtype=dtype, device="meta")
+            return cls(source.tensor, whole.as_strided(view.shape, view.stride(), view.storage_offset()), source.log)
+        result = func(view, *args[1:], **kwargs)
+        views = [result] if isinstance(result, torch.Tensor) else list(result)
+        if any(storage_key(item) != storage_key(view) for item in views):
+            raise LayoutError(f"{source.tensor}: the weight loader applies {func}; only slices and copies are understood")
+        wrapped = [cls(source.tensor, item, source.log) for item in views]
+        return wrapped[0] if isinstance(result, torch.Tensor) else type(result)(wrapped)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Identify the storage behind a tensor, also on the meta device, for as long as that storage lives."""
+    return int(tensor.untyped_storage()._cdata)

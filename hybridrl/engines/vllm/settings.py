@@ -1,0 +1,71 @@
+"""How vLLM is set up for HybridRL, and what differs between platforms.
+
+Everything that the engine is told and is not in :class:`RolloutConfig` stands here with its reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from hybridrl.config.schema import Platform, RolloutConfig
+from hybridrl.errors import EngineError
+
+_WORKER_EXTENSION = "hybridrl.engines.vllm.worker.WorkerExtension"
+
+
+def environment(platform: Platform, config: RolloutConfig, cores: Sequence[Sequence[int]] | None) -> dict[str, str]:
+    """Return the environment variables that vLLM reads when its processes start.
+
+    Args:
+        cores: CPU cores of each tensor-parallel worker (cpu platform); None lets the operating system place one thread each.
+    """
+    variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
+    if platform is not Platform.CPU:
+        return variables
+    if cores is not None and len(cores) != config.tp_size:
+        raise EngineError(f"rollout cores: got lists for {len(cores)} workers, expected rollout.tp_size = {config.tp_size}")
+    variables |= {
+        "VLLM_CPU_KVCACHE_SPACE": str(config.kv_cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind" if cores is None else "|".join(",".join(map(str, c)) for c in cores),
+        # The device list would otherwise decide how many workers a CPU host may have.
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    }
+    if cores is None:
+        variables["OMP_NUM_THREADS"] = "1"
+    if config.tp_size == 1:
+        # One worker runs inside the engine process: a process and two hand-overs per token fewer than vLLM's default on CPU.
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    return variables
+
+
+def engine_arguments(folder: Path, platform: Platform, config: RolloutConfig, seed: int) -> AsyncEngineArgs:
+    """Return the arguments of one replica."""
+    arguments: dict[str, object] = {
+        "model": str(folder),
+        "dtype": config.precision.value,
+        "tensor_parallel_size": config.tp_size,
+        "max_model_len": config.max_model_tokens,
+        "max_num_seqs": config.max_running_samples,
+        "enforce_eager": config.enforce_eager,
+        "seed": seed,
+        # Token ids in, token ids out: agent loops own the text.
+        "skip_tokenizer_init": True,
+        # Sampling is what the request says; a checkpoint's generation_config.json must not change it.
+        "generation_config": "vllm",
+        # The log-prob of a token under the distribution that it was drawn from, not under the raw logits.
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "worker_extension_cls": _WORKER_EXTENSION,
+    }
+    return AsyncEngineArgs(**(arguments | _placement(platform, config)))  # type: ignore[arg-type]
+
+
+def _placement(platform: Platform, config: RolloutConfig) -> Mapping[str, object]:
+    if platform is Platform.CUDA:
+        return {"gpu_memory_utilization": config.gpu_memory_fraction}
+    return {"distributed_executor_backend": "uni" if config.tp_size == 1 else "mp"}

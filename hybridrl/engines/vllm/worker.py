@@ -1,0 +1,127 @@
+"""What HybridRL adds to a vLLM worker process: its shard map, and receiving weights.
+
+vLLM mixes :class:`WorkerExtension` into its worker class (`worker_extension_cls`); the engine calls the methods on all workers of a
+replica at once. Every method takes and returns bytes (see ``messages.py``) and turns an error into a reply, because a worker that
+raises would leave the others of its group without an answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.platforms import current_platform
+
+from hybridrl.engines.vllm.install import ModuleSink
+from hybridrl.engines.vllm.learn import LearnedLayout, learn_layout
+from hybridrl.engines.vllm.messages import Reply, decode, encode
+from hybridrl.engines.vllm.requests import ConnectRequest, LearnRequest, ReceiveRequest
+from hybridrl.errors import EngineError
+from hybridrl.layout.shard import Place, ShardMap
+from hybridrl.reshard.executor import TransferReport, receive
+from hybridrl.reshard.plan import Plan
+from hybridrl.reshard.transports import Transport, open_transport
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    plan: Plan
+    destination: int
+    transport: Transport
+
+
+def _answered(method: Callable[[Any, Any], object]) -> Callable[[Any, bytes], bytes]:
+    """Turn ``method(self, request) -> value`` into ``method(self, bytes) -> bytes`` that never raises."""
+
+    @functools.wraps(method)
+    def call(self: Any, payload: bytes) -> bytes:
+        try:
+            return encode(Reply(self.rank, method(self, decode(payload))))
+        except Exception as e:  # a process boundary: the error goes to the caller as a reply
+            _log.exception("rollout worker %d: %s failed", self.rank, method.__name__)
+            return encode(Reply(self.rank, error=f"{type(e).__name__}: {e}"))
+
+    return call
+
+
+class WorkerExtension:
+    """Methods of every rollout worker; `rank`, `model_runner` and `model_config` are vLLM's."""
+
+    rank: int
+    model_runner: Any
+    model_config: Any
+    _hybridrl_layout: LearnedLayout | None = None
+    _hybridrl_connection: _Connection | None = None
+
+    @_answered
+    def hybridrl_shard_map(self, request: LearnRequest) -> ShardMap:
+        """Learn the layout of this worker's weights and return it."""
+        place = Place("rollout", request.first_rank + self.rank, request.node, _device_name(request.first_rank + self.rank))
+        self._hybridrl_layout = learn_layout(self._hybridrl_model(), request.canonical, self.model_config.dtype, place)
+        return self._hybridrl_layout.shard_map
+
+    @_answered
+    def hybridrl_connect(self, request: ConnectRequest) -> None:
+        """Open the transport; every rank of both sides calls this at the same time."""
+        self._hybridrl_close()
+        place = self._hybridrl_learned().shard_map.place
+        if place not in request.plan.destinations:
+            raise EngineError(f"{place} is no destination of the plan; expected one of {list(map(str, request.plan.destinations))}")
+        destination = request.plan.destinations.index(place)
+        transport = open_transport(request.rendezvous, request.plan, destination=destination)
+        self._hybridrl_connection = _Connection(request.plan, destination, transport)
+
+    @_answered
+    def hybridrl_receive(self, request: ReceiveRequest) -> TransferReport:
+        """Receive and install all weights; on an error the model is a mixture until a later receive succeeds."""
+        connection = self._hybridrl_connection
+        if connection is None:
+            raise EngineError("receive before connect; connect the replica to the plan's transport first")
+        sink = ModuleSink(self._hybridrl_model(), self._hybridrl_learned(), self.model_config.dtype)
+        try:
+            with torch.no_grad():
+                report = receive(
+                    connection.plan,
+                    connection.destination,
+                    sink,
+                    connection.transport,
+                    verify=request.verify,
+                    deadline_s=request.deadline_s,
+                )
+                sink.finish()
+        finally:
+            sink.abort()
+        return report
+
+    @_answered
+    def hybridrl_disconnect(self, request: None) -> None:
+        """Close the transport, if one is open."""
+        self._hybridrl_close()
+
+    def _hybridrl_model(self) -> nn.Module:
+        model: nn.Module = self.model_runner.get_model()
+        return model
+
+    def _hybridrl_learned(self) -> LearnedLayout:
+        if self._hybridrl_layout is None:
+            raise EngineError("connect before the layout was learned; ask for the shard map first")
+        return self._hybridrl_layout
+
+    def _hybridrl_close(self) -> None:
+        if self._hybridrl_connection is not None:
+            self._hybridrl_connection.transport.close()
+            self._hybridrl_connection = None
+
+
+def _device_name(rank: int) -> str:
+    """Name the device whose memory holds this worker's weights, the same in every process that uses that device."""
+    if current_platform.is_cpu():
+        return f"rollout-{rank}"
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
