@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hybridrl.algos.policy_loss import PolicyLossConfig, actor_token_loss
+from hybridrl.algos.kl import k3
+from hybridrl.algos.policy_loss import PolicyLossConfig, policy_token_loss
 
 Values = Mapping[str, torch.Tensor]
 
@@ -56,15 +57,19 @@ def policy_objective(config: PolicyLossConfig) -> Objective:
     """Return the clipped policy loss with its KL and entropy terms."""
 
     def token_loss(logprobs: torch.Tensor, entropies: torch.Tensor, values: Values) -> tuple[torch.Tensor, dict[Sum, torch.Tensor]]:
-        old = values["old_logprobs"]
-        result = actor_token_loss(config, logprobs, entropies, old, values["advantages"], values.get("ref_logprobs"))
+        old, advantages, ref = values["old_logprobs"], values["advantages"], values.get("ref_logprobs")
+        loss = policy_token_loss(logprobs, old, advantages, config.clip_low, config.clip_high)
         log_ratio = logprobs.detach() - old
-        return result.loss, {
-            Sum.KL: -log_ratio.sum(),
-            Sum.CLIPPED: result.is_clipped.sum(),
-            Sum.RATIO: log_ratio.exp().sum(),
-            Sum.REF_KL: result.kl.sum(),
-        }
+        ratio = log_ratio.exp()
+        is_clipped = ((ratio > 1 + config.clip_high) & (advantages > 0)) | ((ratio < 1 - config.clip_low) & (advantages < 0))
+        sums = {Sum.KL: -log_ratio.sum(), Sum.CLIPPED: is_clipped.sum(), Sum.RATIO: ratio.sum()}
+        if ref is not None:
+            kl = k3(logprobs, ref)
+            loss = loss + config.kl_coef * kl if config.kl_coef else loss
+            sums[Sum.REF_KL] = kl.detach().sum()
+        if config.entropy_coef:
+            loss = loss - config.entropy_coef * entropies
+        return loss, sums
 
     return Objective(token_loss)
 
