@@ -3,8 +3,8 @@
     12+34-56=?  <calc>12+34-56</calc>  <res>-10</res>  -10<eos>
     prompt      policy, turn 0         environment     policy, turn 1
 
-A first turn that ends without a call is the whole sample. A call of anything but sums and differences of natural numbers
-gets no result: the environment ends the sample there.
+A first turn that ends without a call is the whole sample. A call of anything but sums and differences of natural
+numbers gets no result: the environment ends the sample there.
 """
 
 from __future__ import annotations

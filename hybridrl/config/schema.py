@@ -150,6 +150,7 @@ class DataConfig:
     )
     prompt_key: str = setting("prompt", "Column with the prompt text")
     answer_key: str = setting("answer", "Column with the ground truth")
+    id_key: str | None = setting(None, "Column with a unique id; without one, rows are numbered")
     max_prompt_tokens: int = setting(1024, "Longest prompt; longer ones are an error", at_least=1)
     num_eval_prompts: int = setting(256, "Held-out prompts per evaluation; one sample each", at_least=1)
 

@@ -1,0 +1,128 @@
+"""The prompts of a run: an endless training stream and fixed evaluation prompts, from files or a generated task."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hybridrl.config.schema import DataConfig
+from hybridrl.data.prompts import Columns, read_prompts
+from hybridrl.data.sample import Prompt
+from hybridrl.data.stream import Shuffle, Stream, StreamState
+from hybridrl.data.tasks import generated_task
+from hybridrl.data.tasks.task import GeneratedTask, Question, draw_question
+from hybridrl.data.tokenizer import Tokenizer
+from hybridrl.errors import DataError
+
+# Evaluation prompts do not depend on the run's seed, so that accuracies of runs can be compared.
+_EVAL_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """What a run trains and evaluates on.
+
+    Attributes:
+        train: Endless; each prompt drawn has an id of its own, also in later epochs.
+        evaluation: Held out; empty when there is no evaluation file.
+    """
+
+    train: Stream[Prompt]
+    evaluation: tuple[Prompt, ...]
+
+
+def open_dataset(config: DataConfig, tokenizer: Tokenizer, seed: int, state: StreamState | None = None) -> Dataset:
+    """Open the prompts of a run.
+
+    Args:
+        seed: Decides the order (files) or the questions (generated tasks) of training.
+        state: Where to resume; the start when None.
+
+    Raises:
+        DataError: When a file cannot be used; names each faulty row.
+    """
+    task = generated_task(config.task)
+    if task is not None:
+        source = TaskPrompts(task, tokenizer, config.max_prompt_tokens, seed)
+        return Dataset(Stream(source, state), task_eval_prompts(source, config.num_eval_prompts))
+    assert config.train_path is not None, config
+    evaluation = _read(config, config.eval_path, tokenizer)[: config.num_eval_prompts] if config.eval_path else ()
+    train = FilePrompts(_read(config, config.train_path, tokenizer), seed)
+    return Dataset(Stream(train, state), tuple(replace(p, prompt_id=f"eval/{p.prompt_id}") for p in evaluation))
+
+
+def _read(config: DataConfig, path: str, tokenizer: Tokenizer) -> tuple[Prompt, ...]:
+    columns = Columns(config.prompt_key, config.answer_key, config.id_key)
+    return read_prompts(Path(path), columns, tokenizer, config.max_prompt_tokens)
+
+
+class FilePrompts:
+    """Prompts of a file, shuffled anew each epoch; see :class:`Source`."""
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
+        self._prompts = prompts
+        self._shuffle = Shuffle(len(prompts), seed)
+
+    @property
+    def num_items(self) -> int:
+        """Prompts in one epoch."""
+        return len(self._prompts)
+
+    def at(self, position: int) -> Prompt:
+        """Return the prompt at a position; its id carries the epoch, since an id is unique within a run."""
+        epoch, index = self._shuffle.at(position)
+        prompt = self._prompts[index]
+        return replace(prompt, prompt_id=f"{prompt.prompt_id}@{epoch}")
+
+
+class TaskPrompts:
+    """Prompts of a generated task, none of them held out; see :class:`Source`."""
+
+    num_items = None
+
+    def __init__(self, task: GeneratedTask, tokenizer: Tokenizer, max_prompt_tokens: int, seed: int) -> None:
+        self._task = task
+        self._tokenizer = tokenizer
+        self._max_prompt_tokens = max_prompt_tokens
+        self._seed = seed
+
+    def at(self, position: int) -> Prompt:
+        """Return the prompt at a position."""
+        question = draw_question(self._task, task_rng(self._task, self._seed, position), is_held_out=False)
+        return self.prompt(question, f"{self._task.name}-{position}")
+
+    def held_out(self, position: int) -> Question:
+        """Return the held-out question at a position of an order that the run's seed does not change."""
+        return draw_question(self._task, task_rng(self._task, _EVAL_SEED, position), is_held_out=True)
+
+    def prompt(self, question: Question, prompt_id: str) -> Prompt:
+        """Tokenise a question.
+
+        Raises:
+            DataError: When it is over the limit.
+        """
+        token_ids = self._tokenizer.encode_prompt(question.text)
+        if len(token_ids) > self._max_prompt_tokens:
+            limit = f"at most {self._max_prompt_tokens} (data.max_prompt_tokens); raise the limit"
+            raise DataError(f"task {self._task.name}: prompt of {len(token_ids)} tokens, expected {limit}")
+        return Prompt(prompt_id, token_ids, question.text, question.answer, self._task.name)
+
+
+def task_rng(task: GeneratedTask, seed: int, position: int) -> np.random.Generator:
+    """Return the random numbers of one position of a task."""
+    return np.random.default_rng([seed, zlib.crc32(task.name.encode()), position])
+
+
+def task_eval_prompts(prompts: TaskPrompts, count: int) -> tuple[Prompt, ...]:
+    """Return `count` different held-out prompts."""
+    found: dict[str, Question] = {}
+    position = 0
+    while len(found) < count:
+        question = prompts.held_out(position)
+        found.setdefault(question.text, question)
+        position += 1
+    return tuple(prompts.prompt(question, f"eval/{index}") for index, question in enumerate(found.values()))

@@ -1,0 +1,102 @@
+"""Demonstrations for supervised fine-tuning: token ids and which of them the policy is to learn.
+
+Worked example (calc, with skill): ``<bos>12+34-56=?`` masked, ``<calc>12+34-56</calc>`` learnt, ``<res>-10</res>``
+masked, ``-10<eos>`` learnt. The tokens are the same, one by one, as those of a rollout that says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridrl.config.schema import DataConfig
+from hybridrl.data.batch import SequenceBatch
+from hybridrl.data.dataset import task_rng
+from hybridrl.data.prompts import Columns, read_prompts
+from hybridrl.data.sample import Prompt
+from hybridrl.data.stream import ShuffledSource, Stream
+from hybridrl.data.tasks import generated_task
+from hybridrl.data.tasks.task import GeneratedTask, draw_question
+from hybridrl.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A prompt and a correct response.
+
+    Attributes:
+        token_ids: [num_tokens] int32.
+        loss_mask: [num_tokens] bool; True where the policy is to learn the token.
+    """
+
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+
+
+def open_demonstrations(
+    config: DataConfig, tokenizer: Tokenizer, tool_fraction: float, seed: int
+) -> Stream[Demonstration]:
+    """Open the endless stream of demonstrations of a run; in files, the answer is the response.
+
+    Args:
+        tool_fraction: Share of a generated task's demonstrations that show the rewarded behaviour.
+
+    Raises:
+        DataError: When a file cannot be used; names each faulty row.
+    """
+    task = generated_task(config.task)
+    if task is not None:
+        return Stream(TaskDemonstrations(task, tokenizer, tool_fraction, seed))
+    assert config.train_path is not None, config
+    columns = Columns(config.prompt_key, config.answer_key, config.id_key)
+    prompts = read_prompts(Path(config.train_path), columns, tokenizer, config.max_prompt_tokens)
+    return Stream(ShuffledSource([_file_demonstration(prompt, tokenizer) for prompt in prompts], seed))
+
+
+class TaskDemonstrations:
+    """Demonstrations of a generated task, on questions that are not held out; see :class:`Source`."""
+
+    num_items = None
+
+    def __init__(self, task: GeneratedTask, tokenizer: Tokenizer, tool_fraction: float, seed: int) -> None:
+        self._task = task
+        self._tokenizer = tokenizer
+        self._tool_fraction = tool_fraction
+        self._seed = seed
+
+    def at(self, position: int) -> Demonstration:
+        """Return the demonstration at a position."""
+        rng = task_rng(self._task, self._seed, position)
+        question = draw_question(self._task, rng, is_held_out=False)
+        shows_skill = bool(rng.random() < self._tool_fraction)
+        eos = self._tokenizer.decode([self._tokenizer.eos_id])
+        parts = [(self._tokenizer.encode_prompt(question.text), False)]
+        for segment in self._task.demonstrate(question, shows_skill=shows_skill, eos=eos):
+            parts.append((self._tokenizer.encode(segment.text), segment.is_policy))
+        return _demonstration(parts)
+
+
+def pad_demonstrations(rows: Sequence[Demonstration]) -> tuple[SequenceBatch, NDArray[np.bool_]]:
+    """Return right-padded sequences and their [num_samples, max_tokens] bool loss mask."""
+    lengths = np.array([len(row.token_ids) for row in rows], dtype=np.int32)
+    token_ids = np.zeros((len(rows), int(lengths.max())), dtype=np.int32)
+    loss_mask = np.zeros(token_ids.shape, dtype=np.bool_)
+    for index, row in enumerate(rows):
+        token_ids[index, : lengths[index]] = row.token_ids
+        loss_mask[index, : lengths[index]] = row.loss_mask
+    return SequenceBatch(token_ids, lengths), loss_mask
+
+
+def _file_demonstration(prompt: Prompt, tokenizer: Tokenizer) -> Demonstration:
+    response = (*tokenizer.encode(prompt.answer), tokenizer.eos_id)
+    return _demonstration([(prompt.token_ids, False), (response, True)])
+
+
+def _demonstration(parts: Sequence[tuple[tuple[int, ...], bool]]) -> Demonstration:
+    token_ids = np.concatenate([np.array(tokens, dtype=np.int32) for tokens, _ in parts])
+    loss_mask = np.concatenate([np.full(len(tokens), is_policy, dtype=np.bool_) for tokens, is_policy in parts])
+    return Demonstration(token_ids, loss_mask)
