@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -164,7 +165,9 @@ class LiveProgress:
         grid = Table.grid(padding=(0, 3))
         shown = _labelled(self._metrics)
         for start in range(0, len(shown), 4):
-            grid.add_row(*(Text.assemble((f"{label} ", "dim"), (text, "bold")) for label, text in shown[start : start + 4]))
+            grid.add_row(
+                *(Text.assemble((f"{label} ", "dim"), (text, "bold")) for label, text in shown[start : start + 4])
+            )
         return grid
 
     def _times(self) -> RenderableType:
@@ -191,7 +194,7 @@ def _labelled(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
 
 def _sparkline(values: deque[float]) -> str:
     """Return one block character per value, scaled between the smallest and the largest."""
-    finite = [value for value in values if value == value]  # NaN is the one value unequal to itself
+    finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
     low, span = min(finite), (max(finite) - min(finite)) or 1.0

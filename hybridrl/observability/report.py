@@ -60,7 +60,9 @@ class Report:
         self._samples[step] = [_sample(rollout) for rollout in rollouts[::every][:_SAMPLES_PER_STEP]]
         if len(self._samples) > _MAX_SAMPLED_STEPS:
             self._sample_stride *= 2
-        self._samples = {kept: rows for kept, rows in self._samples.items() if kept == step or kept % self._sample_stride == 0}
+        self._samples = {
+            kept: rows for kept, rows in self._samples.items() if kept == step or kept % self._sample_stride == 0
+        }
 
     def write(self, outcome: Outcome) -> None:
         """Replace the page by one with everything added so far."""
@@ -71,7 +73,9 @@ class Report:
 
     def _data(self, outcome: Outcome) -> dict[str, object]:
         stride = math.ceil(len(self._rows) / _MAX_POINTS) or 1
-        rows = [row for index, row in enumerate(reversed(self._rows)) if index % stride == 0 or "eval/accuracy" in row[1]][::-1]
+        rows = [
+            row for index, row in enumerate(reversed(self._rows)) if index % stride == 0 or "eval/accuracy" in row[1]
+        ][::-1]
         names = sorted({name for _, metrics in rows for name in metrics})
         return {
             "name": self._name,

@@ -54,7 +54,9 @@ def write_rollouts(path: Path, step: int, rollouts: Sequence[RolloutRecord]) -> 
     for name, kind in _PER_TOKEN.items():
         rows = [getattr(rollout, name) for rollout in rollouts]
         if [len(row) for row in rows] != lengths:
-            raise ValueError(f"step {step}: {name} has {[len(row) for row in rows]} entries per sample, expected {lengths}")
+            raise ValueError(
+                f"step {step}: {name} has {[len(row) for row in rows]} entries per sample, expected {lengths}"
+            )
         columns[name] = _list_array(rows, lengths, kind)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as temporary:
