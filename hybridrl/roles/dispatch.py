@@ -1,0 +1,88 @@
+"""Dispatch: which rank gets which arguments, and how the answers of the ranks become one.
+
+    BROADCAST    every rank gets the same arguments
+    PER_RANK     rank r gets arguments[r]
+    SCATTER_DP   data-parallel rank d's arguments go to all its model-parallel ranks
+
+Rows of a batch are dealt out like cards, so that every data-parallel rank gets samples of every prompt. Example: 5 rows
+on dp 2 are rows 0, 2, 4 and rows 1, 3.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class DispatchKind(enum.Enum):
+    """How arguments are spread over the ranks."""
+
+    BROADCAST = "broadcast"
+    PER_RANK = "per_rank"
+    SCATTER_DP = "scatter_dp"
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Arguments of one call; make one with :func:`broadcast`, :func:`per_rank` or :func:`scatter_dp`.
+
+    Attributes:
+        arguments: One tuple of arguments for all ranks, per rank, or per data-parallel rank.
+    """
+
+    kind: DispatchKind
+    arguments: tuple[tuple[Any, ...], ...]
+
+    def slots(self, dp_ranks: Sequence[int]) -> list[int]:
+        """Return, per rank, the index into `arguments` that it gets.
+
+        Args:
+            dp_ranks: Data-parallel rank of each rank.
+        """
+        num_slots = {
+            DispatchKind.BROADCAST: [0] * len(dp_ranks),
+            DispatchKind.PER_RANK: list(range(len(dp_ranks))),
+            DispatchKind.SCATTER_DP: list(dp_ranks),
+        }[self.kind]
+        assert set(num_slots) == set(range(len(self.arguments))), (self.kind, len(self.arguments), list(dp_ranks))
+        return num_slots
+
+
+def broadcast(*arguments: Any) -> Dispatch:
+    """Give every rank the same arguments."""
+    return Dispatch(DispatchKind.BROADCAST, (arguments,))
+
+
+def per_rank(arguments: Sequence[tuple[Any, ...]]) -> Dispatch:
+    """Give each rank its own arguments."""
+    return Dispatch(DispatchKind.PER_RANK, tuple(arguments))
+
+
+def scatter_dp(arguments: Sequence[tuple[Any, ...]]) -> Dispatch:
+    """Give each data-parallel rank its own arguments."""
+    return Dispatch(DispatchKind.SCATTER_DP, tuple(arguments))
+
+
+def rows_of_dp_ranks(num_rows: int, dp_size: int) -> list[NDArray[np.int64]]:
+    """Return the rows of each data-parallel rank; counts differ by one at most."""
+    return [np.arange(dp_rank, num_rows, dp_size) for dp_rank in range(dp_size)]
+
+
+def from_reporting_ranks(values: Sequence[Any], dp_ranks: Sequence[int]) -> list[Any]:
+    """Return the one answer of each data-parallel rank; all its other ranks answered None."""
+    reported = [(dp_rank, value) for dp_rank, value in zip(dp_ranks, values, strict=True) if value is not None]
+    assert sorted(dp_rank for dp_rank, _ in reported) == sorted(set(dp_ranks)), (reported, list(dp_ranks))
+    return [value for _, value in sorted(reported, key=lambda entry: entry[0])]
+
+
+def join_rows(parts: Sequence[NDArray[np.float32]], rows: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
+    """Put the rows of the data-parallel ranks back in batch order."""
+    out = np.zeros((sum(map(len, rows)), *parts[0].shape[1:]), dtype=parts[0].dtype)
+    for part, index in zip(parts, rows, strict=True):
+        out[index] = part
+    return out

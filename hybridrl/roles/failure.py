@@ -1,0 +1,79 @@
+"""What goes wrong on ranks, and which of several failures is the cause that a person should see.
+
+When one rank fails, its peers soon fail too: their collectives lose a connection or run out of time. So failures are
+ranked: a process that died explains everything, then an exception of a rank's own, then a lost connection, then silence.
+Among equals the first one seen wins.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybridrl.errors import EngineError
+
+
+class FailureKind(enum.IntEnum):
+    """Kinds of failure, the most telling first."""
+
+    DIED = 0
+    RAISED = 1
+    CONNECTION = 2
+    TIMED_OUT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One rank's failure.
+
+    Attributes:
+        phase: What the role was asked to do, e.g. "update".
+        text: The rank's own traceback, or what is known instead of one.
+    """
+
+    role: str
+    rank: int
+    phase: str
+    kind: FailureKind
+    text: str
+
+
+_CONNECTION_MARKS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Socket Timeout",
+    "Timed out waiting",
+    "closed its side of the weight sync",
+    "transfer with",
+    "timed out until",
+    "did not attach in time",
+)
+"""What gloo, the TCP store and the transports say when it is the other end that failed; they have no error types for it."""
+
+
+def kind_of_exception(text: str) -> FailureKind:
+    """Tell a rank's own exception from one that only reports a peer's failure, by the last line of its traceback."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    last = lines[-1] if lines else ""
+    return FailureKind.CONNECTION if any(mark in last for mark in _CONNECTION_MARKS) else FailureKind.RAISED
+
+
+def root_cause(failures: Sequence[Failure]) -> Failure:
+    """Return the failure that explains the others; `failures` are in the order in which they were seen."""
+    return min(failures, key=lambda failure: failure.kind)
+
+
+def to_error(failures: Sequence[Failure]) -> EngineError:
+    """Return the error that names the root cause and lists the ranks that followed it."""
+    cause = root_cause(failures)
+    same = [f for f in failures if (f.role, f.phase, f.kind) == (cause.role, cause.phase, FailureKind.TIMED_OUT)]
+    if cause.kind is FailureKind.TIMED_OUT:
+        ranks = ", ".join(str(failure.rank) for failure in same)
+        return EngineError(f"{cause.role} rank{'s' if len(same) > 1 else ''} {ranks}: no answer in phase {cause.phase}; {cause.text}")
+    verb = {FailureKind.DIED: "died", FailureKind.RAISED: "failed", FailureKind.CONNECTION: "lost a connection"}[cause.kind]
+    others = sorted({f"{f.role} rank {f.rank}" for f in failures} - {f"{cause.role} rank {cause.rank}"})
+    followed = f"\n(after it failed: {', '.join(others)})" if others else ""
+    return EngineError(f"{cause.role} rank {cause.rank} {verb} in phase {cause.phase}:\n{cause.text.strip()}{followed}")

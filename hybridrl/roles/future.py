@@ -1,0 +1,85 @@
+"""Futures of remote calls, and the one way to wait for them.
+
+    gather(a, b)     waits for: every rank of every future        unblocked by: their answers,
+                                                                  the first failure anywhere (then at most `grace_s` more),
+                                                                  a future's own deadline
+
+No wait is unbounded: a future has its deadline from birth.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from hybridrl.roles.failure import Failure, to_error
+
+T_co = TypeVar("T_co", covariant=True)
+A = TypeVar("A")
+B = TypeVar("B")
+
+GRACE_S = 3.0
+_SLICE_S = 0.1
+
+
+class Future(Protocol[T_co]):
+    """The pending answers of one role to one call."""
+
+    def poll(self, wait_s: float) -> bool:
+        """Take in answers for at most `wait_s` seconds; return whether all ranks have answered, failed or timed out."""
+        ...
+
+    def failures(self) -> Sequence[Failure]:
+        """Return the failures seen so far, in the order in which they were seen."""
+        ...
+
+    def value(self) -> T_co:
+        """Return the combined answer; only when every rank has answered."""
+        ...
+
+    def abandon(self) -> None:
+        """Give up: end the processes of the role, whose state is unknown after a failure."""
+        ...
+
+
+def wait_for(future: Future[A]) -> A:
+    """Wait for one call.
+
+    Raises:
+        EngineError: Naming role, rank and phase of the root cause; the role's processes have been ended.
+    """
+    wait_all([future])
+    return future.value()
+
+
+def wait_for_both(first: Future[A], second: Future[B]) -> tuple[A, B]:
+    """Wait for two calls that depend on each other, such as the two sides of a transfer.
+
+    Raises:
+        EngineError: Naming role, rank and phase of the root cause on either side; both roles have been ended.
+    """
+    wait_all([first, second])
+    return first.value(), second.value()
+
+
+def wait_all(futures: Sequence[Future[Any]], grace_s: float = GRACE_S) -> None:
+    """Wait until every future has its answer.
+
+    Args:
+        grace_s: Seconds to wait for further failures once one was seen, so that the root cause is among them.
+
+    Raises:
+        EngineError: See :func:`wait_for`.
+    """
+    give_up_at = float("inf")
+    pending = list(futures)
+    while pending and time.monotonic() < give_up_at:
+        pending = [future for future in pending if not future.poll(_SLICE_S)]
+        if give_up_at == float("inf") and any(future.failures() for future in futures):
+            give_up_at = time.monotonic() + grace_s
+    failures = [failure for future in futures for failure in future.failures()]
+    if failures:
+        for future in futures:
+            future.abandon()
+        raise to_error(failures)

@@ -1,0 +1,118 @@
+"""A role's processes: N Ray actors that are called together and fail together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from hybridrl.roles.dispatch import Dispatch
+from hybridrl.roles.failure import Failure, FailureKind, kind_of_exception
+
+T = TypeVar("T")
+
+
+class RoleGroup:
+    """The ranks of one role.
+
+    Args:
+        role: Named in errors.
+        actors: One handle per rank.
+        dp_ranks: Data-parallel rank of each rank.
+    """
+
+    def __init__(self, role: str, actors: Sequence[ActorHandle[Any]], dp_ranks: Sequence[int]) -> None:
+        assert len(actors) == len(dp_ranks), (len(actors), len(dp_ranks))
+        self.role = role
+        self.dp_ranks = tuple(dp_ranks)
+        self._actors = list(actors)
+
+    def call(
+        self, method: str, dispatch: Dispatch, combine: Callable[[list[Any]], T], *, phase: str, timeout_s: float
+    ) -> RoleFuture[T]:
+        """Call a method on every rank and return at once.
+
+        Args:
+            combine: Makes one value of the ranks' answers, given in rank order.
+            phase: Named in errors.
+            timeout_s: Bound on the whole call.
+        """
+        stored = [tuple(ray.put(argument) for argument in arguments) for arguments in dispatch.arguments]
+        refs = [
+            getattr(actor, method).remote(*stored[slot])
+            for actor, slot in zip(self._actors, dispatch.slots(self.dp_ranks), strict=True)
+        ]
+        return RoleFuture(self, phase, refs, combine, timeout_s)
+
+    def kill(self) -> None:
+        """End all processes of the role, now."""
+        for actor in self._actors:
+            ray.kill(actor)
+
+
+class RoleFuture(Generic[T]):
+    """See :class:`hybridrl.roles.future.Future`; made by :meth:`RoleGroup.call`."""
+
+    def __init__(
+        self, group: RoleGroup, phase: str, refs: Sequence[Any], combine: Callable[[list[Any]], T], timeout_s: float
+    ) -> None:
+        self._group = group
+        self._phase = phase
+        self._combine = combine
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._ranks = {ref: rank for rank, ref in enumerate(refs)}
+        self._pending = list(refs)
+        self._answers: dict[int, Any] = {}
+        self._failures: list[Failure] = []
+
+    def poll(self, wait_s: float) -> bool:
+        """Take in answers until all are there, one more failed, or `wait_s` has passed; return whether none is pending."""
+        until = min(time.monotonic() + wait_s, self._deadline)
+        num_failures = len(self._failures)
+        while self._pending and len(self._failures) == num_failures:
+            wait = max(0.0, until - time.monotonic())
+            ready, self._pending = ray.wait(self._pending, num_returns=1, timeout=wait)
+            if not ready:
+                break
+            self._take(ready[0])
+        if self._pending and time.monotonic() >= self._deadline:
+            self._time_out()
+        return not self._pending
+
+    def failures(self) -> Sequence[Failure]:
+        """Return the failures seen so far."""
+        return self._failures
+
+    def value(self) -> T:
+        """Combine the answers of all ranks."""
+        assert not self._pending and not self._failures, (self._phase, self._failures)
+        return self._combine([self._answers[rank] for rank in range(len(self._ranks))])
+
+    def abandon(self) -> None:
+        """End the role's processes."""
+        self._group.kill()
+
+    def _take(self, ref: Any) -> None:
+        rank = self._ranks[ref]
+        try:
+            self._answers[rank] = ray.get(ref)
+        except RayTaskError as e:
+            text = e.traceback_str or str(e)
+            self._fail(rank, kind_of_exception(text), text)
+        except RayActorError as e:
+            self._fail(rank, FailureKind.DIED, f"its process ended (killed, or out of memory?): {e}")
+        except RayError as e:
+            self._fail(rank, FailureKind.RAISED, f"{type(e).__name__}: {e}")
+
+    def _time_out(self) -> None:
+        for ref in self._pending:
+            self._fail(self._ranks[ref], FailureKind.TIMED_OUT, f"gave up after {self._timeout_s:g} s")
+        self._pending = []
+
+    def _fail(self, rank: int, kind: FailureKind, text: str) -> None:
+        self._failures.append(Failure(self._group.role, rank, self._phase, kind, text))

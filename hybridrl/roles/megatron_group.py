@@ -1,0 +1,146 @@
+"""The training role as the controller sees it: typed calls on all ranks, answers in batch order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hybridrl.config.schema import TrainerConfig
+from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
+from hybridrl.layout.parallel import ParallelSizes
+from hybridrl.layout.shard import ShardMap
+from hybridrl.roles.dispatch import Dispatch, broadcast, from_reporting_ranks, join_rows, rows_of_dp_ranks, scatter_dp
+from hybridrl.roles.future import Future, wait_for
+from hybridrl.roles.group import RoleGroup
+from hybridrl.roles.megatron_worker import ROLE, MegatronLaunch, MegatronWorker
+from hybridrl.roles.placement import Slot
+from hybridrl.roles.resources import ResourcePool
+
+if TYPE_CHECKING:
+    from hybridrl.algos.policy_loss import PolicyLossConfig
+    from hybridrl.engines.megatron.results import UpdateMetrics
+    from hybridrl.reshard.executor import TransferReport
+    from hybridrl.reshard.plan import Plan
+    from hybridrl.reshard.transports import Rendezvous
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probs and entropies of a whole batch.
+
+    Attributes:
+        logprobs: [num_samples, max_tokens] float32; entry t belongs to token t, entry 0 is 0.
+        entropies: [num_samples, max_tokens] float32.
+    """
+
+    logprobs: Floats
+    entropies: Floats
+
+
+class MegatronGroup:
+    """All ranks of the training role.
+
+    Args:
+        temperature: Divides the logits, as in sampling.
+        loss: Policy loss of every update.
+        timeouts: Bounds on start, log-prob passes and updates.
+    """
+
+    def __init__(
+        self,
+        pool: ResourcePool,
+        slots: Sequence[Slot],
+        sizes: ParallelSizes,
+        launch: MegatronLaunch,
+        *,
+        temperature: float,
+        loss: PolicyLossConfig,
+        timeouts: TrainerConfig,
+    ) -> None:
+        actors = [pool.start_actor(MegatronWorker, slot, rank, launch) for rank, slot in enumerate(slots)]
+        self._group = RoleGroup(ROLE, actors, [sizes.coordinates(rank).dp for rank in range(sizes.world_size)])
+        self._dp_size = sizes.dp
+        self._temperature = temperature
+        self._loss = loss
+        self._timeouts = timeouts
+
+    def rendezvous(self) -> tuple[str, int]:
+        """Return the address of rank 0's host and a free port there."""
+        first: Future[tuple[str, int]] = self._group.call(
+            "rendezvous", broadcast(), _first, phase="rendezvous", timeout_s=self._timeouts.startup_timeout_s
+        )
+        return wait_for(first)
+
+    def start(self) -> Future[list[ShardMap]]:
+        """Start all ranks and load the weights; the answer is where each rank keeps them."""
+        return self._group.call(
+            "start", broadcast(*self.rendezvous()), list, phase="start", timeout_s=self._timeouts.startup_timeout_s
+        )
+
+    def logprobs(self, batch: SequenceBatch) -> Future[TokenLogprobs]:
+        """Compute log-probs under the actor."""
+        return self._logprobs("logprobs", batch)
+
+    def ref_logprobs(self, batch: SequenceBatch) -> Future[TokenLogprobs]:
+        """Compute log-probs under the frozen reference."""
+        return self._logprobs("ref_logprobs", batch)
+
+    def update(self, batch: PolicyBatch) -> Future[UpdateMetrics]:
+        """Take one optimizer step on the policy loss."""
+        rows = rows_of_dp_ranks(batch.sequences.num_samples, self._dp_size)
+        arguments = [(batch.select(part), self._loss, self._temperature) for part in rows]
+        return self._train_step("update", scatter_dp(arguments))
+
+    def update_supervised(self, batch: SequenceBatch, loss_weights: Floats) -> Future[UpdateMetrics]:
+        """Take one optimizer step on the weighted negative log-likelihood."""
+        rows = rows_of_dp_ranks(batch.num_samples, self._dp_size)
+        return self._train_step("update_supervised", scatter_dp([(batch.select(part), loss_weights[part]) for part in rows]))
+
+    def connect_sync(self, rendezvous: Rendezvous, plan: Plan, *, verify: bool, timeout_s: float) -> Future[None]:
+        """Connect every rank with the rollout workers, which connect at the same time."""
+        arguments = broadcast(rendezvous, plan, verify)
+        return self._group.call("connect_sync", arguments, _nothing, phase="weight_sync", timeout_s=timeout_s)
+
+    def send_weights(self, version: int, timeout_s: float) -> Future[list[TransferReport]]:
+        """Send all weights as `version`; the answer is one report per rank."""
+        return self._group.call(
+            "send_weights", broadcast(version, timeout_s), list, phase="weight_sync", timeout_s=timeout_s
+        )
+
+    def save_checkpoint(self, folder: Path) -> Future[None]:
+        """Write an HF checkpoint; every rank writes its share."""
+        return self._group.call(
+            "save_checkpoint", broadcast(folder), _nothing, phase="save_checkpoint", timeout_s=self._timeouts.train_timeout_s
+        )
+
+    def close(self) -> None:
+        """End all ranks."""
+        self._group.kill()
+
+    def _logprobs(self, method: str, batch: SequenceBatch) -> Future[TokenLogprobs]:
+        rows = rows_of_dp_ranks(batch.num_samples, self._dp_size)
+
+        def combine(values: list[Any]) -> TokenLogprobs:
+            parts = from_reporting_ranks(values, self._group.dp_ranks)
+            logprobs, entropies = ([getattr(part, name) for part in parts] for name in ("logprobs", "entropies"))
+            return TokenLogprobs(join_rows(logprobs, rows), join_rows(entropies, rows))
+
+        arguments = scatter_dp([(batch.select(part), self._temperature) for part in rows])
+        return self._group.call(method, arguments, combine, phase=method, timeout_s=self._timeouts.train_timeout_s)
+
+    def _train_step(self, method: str, arguments: Dispatch) -> Future[UpdateMetrics]:
+        def combine(values: list[Any]) -> UpdateMetrics:
+            metrics: UpdateMetrics = from_reporting_ranks(values, self._group.dp_ranks)[0]
+            return metrics
+
+        return self._group.call(method, arguments, combine, phase=method, timeout_s=self._timeouts.train_timeout_s)
+
+
+def _first(values: list[Any]) -> Any:
+    return values[0]
+
+
+def _nothing(values: list[Any]) -> None:
+    return None

@@ -1,0 +1,173 @@
+"""One training rank as a Ray actor: the actor model, and the frozen reference beside it when a KL term needs one.
+
+This module imports no engine: torch reads its thread settings when it is first imported, so the worker sets its
+environment first and imports the engine after.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hybridrl.config.schema import ActorConfig, Platform, Precision
+from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
+from hybridrl.errors import EngineError
+from hybridrl.layout.shard import Place, ShardMap
+from hybridrl.roles.ports import free_port
+
+if TYPE_CHECKING:
+    from hybridrl.algos.policy_loss import PolicyLossConfig
+    from hybridrl.engines.megatron.engine import MegatronEngine
+    from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
+    from hybridrl.layout.model import ModelSpec
+    from hybridrl.reshard.executor import Sender, TransferReport
+    from hybridrl.reshard.plan import Plan
+    from hybridrl.reshard.transports import Rendezvous, Transport
+
+ROLE = "actor"
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronLaunch:
+    """What a training rank needs to start.
+
+    Attributes:
+        folder: HF checkpoint to start from.
+        has_reference: Whether to keep a frozen copy of the starting weights.
+        num_optimizer_steps: Steps of the whole run.
+        timeout_s: Bound on every collective.
+    """
+
+    folder: Path
+    actor: ActorConfig
+    precision: Precision
+    platform: Platform
+    seed: int
+    has_reference: bool
+    num_optimizer_steps: int
+    timeout_s: float
+
+
+@dataclass(slots=True)
+class _Connection:
+    transport: Transport
+    sender: Sender
+
+
+class MegatronWorker:
+    """The methods that the role's group calls on every rank, in the same order."""
+
+    def __init__(self, rank: int, launch: MegatronLaunch) -> None:
+        self._rank = rank
+        self._launch = launch
+        self._connection: _Connection | None = None
+        self._peer_maps: tuple[ShardMap, ...] = ()
+        os.environ.update(_environment(launch))
+
+    def rendezvous(self) -> tuple[str, int]:
+        """Return an address of this rank's host and a free port on it, where the ranks can meet."""
+        import ray
+
+        return ray.util.get_node_ip_address(), free_port()
+
+    def start(self, host: str, port: int) -> ShardMap:
+        """Join the other ranks, build the models and load the weights; return where this rank keeps them."""
+        from hybridrl.engines.megatron.process_groups import start_process_group
+        from hybridrl.layout.families import read_model_spec
+
+        launch = self._launch
+        self._prepare_platform()
+        groups = start_process_group(
+            self._rank, launch.actor.parallel, launch.platform, f"tcp://{host}:{port}", launch.timeout_s, 0
+        )
+        self._spec = read_model_spec(launch.folder)
+        self._actor = self._build(self._spec, groups, is_trained=True)
+        self._reference = self._build(self._spec, groups, is_trained=False) if launch.has_reference else None
+        return self._actor.shard_map(self._place())
+
+    def logprobs(self, batch: SequenceBatch, temperature: float) -> LogprobResult | None:
+        """Run the actor forward; see :meth:`MegatronEngine.logprobs`."""
+        return self._actor.logprobs(batch, temperature)
+
+    def ref_logprobs(self, batch: SequenceBatch, temperature: float) -> LogprobResult | None:
+        """Run the reference forward."""
+        if self._reference is None:
+            raise EngineError("ref_logprobs without a reference model; set algorithm.kl_coef above 0")
+        return self._reference.logprobs(batch, temperature)
+
+    def update(self, batch: PolicyBatch, loss: PolicyLossConfig, temperature: float) -> UpdateMetrics | None:
+        """Take one optimizer step; see :meth:`MegatronEngine.update`."""
+        return self._actor.update(batch, loss, temperature)
+
+    def update_supervised(self, batch: SequenceBatch, loss_weights: Floats) -> UpdateMetrics | None:
+        """Take one supervised optimizer step; see :meth:`MegatronEngine.update_supervised`."""
+        return self._actor.update_supervised(batch, loss_weights)
+
+    def connect_sync(self, rendezvous: Rendezvous, plan: Plan, verify: bool) -> None:
+        """Connect to the rollout workers, which connect at the same time."""
+        from hybridrl.reshard.executor import Sender
+        from hybridrl.reshard.transports import open_transport
+
+        source = plan.sources.index(self._place())
+        transport = open_transport(rendezvous, plan, source=source)
+        self._connection = _Connection(transport, Sender(plan, source, transport, verify=verify))
+
+    def send_weights(self, version: int, deadline_s: float) -> TransferReport:
+        """Send this rank's share of the weights as `version`."""
+        if self._connection is None:
+            raise EngineError("send_weights before connect_sync; connect both sides first")
+        return self._connection.sender.run(self._actor.tensors(), version, deadline_s)
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write this rank's share of an HF checkpoint; see :meth:`MegatronEngine.save_checkpoint`."""
+        self._actor.save_checkpoint(folder)
+
+    def _build(self, spec: ModelSpec, groups: Any, *, is_trained: bool) -> MegatronEngine:
+        from hybridrl.engines.megatron.engine import MegatronEngine
+
+        launch = self._launch
+        engine = MegatronEngine(
+            spec,
+            launch.folder,
+            launch.actor.parallel,
+            launch.precision,
+            launch.platform,
+            launch.actor.optimizer if is_trained else None,
+            launch.actor.micro_batch_samples_per_rank,
+            launch.seed,
+            groups,
+            launch.num_optimizer_steps,
+        )
+        engine.load_checkpoint(launch.folder)
+        return engine
+
+    def _prepare_platform(self) -> None:
+        import torch
+
+        if self._launch.platform is Platform.CPU:
+            from hybridrl.engines.megatron import cpu
+
+            torch.set_num_threads(self._launch.actor.threads_per_rank)
+            cpu.install()
+
+    def _place(self) -> Place:
+        return Place(ROLE, self._rank, socket.gethostname(), _device(self._launch.platform, self._rank))
+
+
+def _environment(launch: MegatronLaunch) -> Mapping[str, str]:
+    if launch.platform is not Platform.CPU:
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    return {"OMP_NUM_THREADS": str(launch.actor.threads_per_rank), "TORCHDYNAMO_DISABLE": "1"}
+
+
+def _device(platform: Platform, rank: int) -> str:
+    """Name the memory that this rank's weights lie in; on CPU each rank stands for a device of its own."""
+    if platform is Platform.CPU:
+        return f"cpu:{ROLE}:{rank}"
+    import torch
+
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

@@ -1,0 +1,128 @@
+"""The Ray cluster of a run, and pools of resources on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from hybridrl.errors import EngineError
+from hybridrl.roles.placement import Bundle, Slot
+
+T = TypeVar("T")
+
+_OBJECT_STORE_BYTES = 200 << 20
+_SPARE_CPUS = 2
+_LOOPBACK = "127.0.0.1"
+
+
+class Cluster:
+    """A connection to Ray: to an existing cluster, or to a private one on this machine that ends with the context.
+
+    Args:
+        address: Of an existing cluster; None starts a private one.
+        num_cpus: Logical CPUs of a private cluster, that is processes that it can run.
+    """
+
+    def __init__(self, address: str | None, num_cpus: int) -> None:
+        self._address = address
+        self._num_cpus = num_cpus
+        self._folder: str | None = None
+        self._pools: list[ResourcePool] = []
+
+    def __enter__(self) -> Cluster:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        if self._address is not None:
+            ray.init(self._address, log_to_driver=False, logging_level=logging.ERROR)
+            return self
+        self._folder = tempfile.mkdtemp(prefix="hybridrl-ray-")
+        ray.init(
+            num_cpus=self._num_cpus + _SPARE_CPUS,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _node_ip_address=_LOOPBACK,
+            _temp_dir=self._folder,
+            # Idle workers that Ray would start ahead of time take cores from the ranks that start.
+            _system_config={"prestart_worker_first_driver": False},
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for pool in self._pools:
+            pool.release()
+        ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def pool(self, bundles: Sequence[Bundle], timeout_s: float) -> ResourcePool:
+        """Reserve resources; see :class:`ResourcePool`."""
+        pool = ResourcePool(bundles, timeout_s)
+        self._pools.append(pool)
+        return pool
+
+
+class ResourcePool:
+    """Reserved bundles of resources, close together.
+
+    Args:
+        bundles: What to reserve.
+        timeout_s: Bound on waiting for it.
+
+    Raises:
+        EngineError: When the cluster does not have it in time; says what it has.
+    """
+
+    def __init__(self, bundles: Sequence[Bundle], timeout_s: float) -> None:
+        self._group: PlacementGroup = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
+        try:
+            ray.get(self._group.ready(), timeout=timeout_s)
+        except GetTimeoutError as e:
+            remove_placement_group(self._group)
+            raise EngineError(
+                f"the cluster did not grant {_total(bundles)} within {timeout_s:g} s; it has {_known(ray.cluster_resources())}, "
+                f"of which free {_known(ray.available_resources())}. Free them, or lower the parallel sizes or rollout.num_replicas"
+            ) from e
+
+    def start_actor(self, cls: type[T], slot: Slot, *arguments: Any) -> ActorHandle[T]:
+        """Start an actor on one bundle."""
+        handle: ActorHandle[T] = (
+            ray.remote(cls)
+            .options(
+                num_cpus=slot.num_cpus,
+                num_gpus=slot.num_gpus,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, slot.bundle),
+            )
+            .remote(*arguments)
+        )
+        return handle
+
+    def release(self) -> None:
+        """Give the bundles back; ends what runs on them."""
+        remove_placement_group(self._group)
+
+
+def _total(bundles: Sequence[Bundle]) -> str:
+    sums: dict[str, float] = {}
+    for bundle in bundles:
+        for name, amount in bundle.items():
+            sums[name] = sums.get(name, 0) + amount
+    return _known(sums)
+
+
+def _known(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU"))

@@ -1,0 +1,100 @@
+"""One rollout replica as an async Ray actor: a vLLM engine and the agent loops that play on it.
+
+All samples of one call run at once as tasks of one event loop; vLLM batches whatever they ask for. This module imports no
+engine: vLLM reads its environment when it is first imported, so the engine is imported when it starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hybridrl.config.schema import Platform, RolloutConfig, TaskName
+from hybridrl.data.generation import SamplingSpec
+from hybridrl.data.sample import Prompt, Sample
+from hybridrl.layout.shard import ShardMap
+
+if TYPE_CHECKING:
+    from hybridrl.reshard.executor import TransferReport
+    from hybridrl.reshard.plan import Plan
+    from hybridrl.reshard.transports import Rendezvous
+
+ROLE = "rollout"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLaunch:
+    """What a replica needs to start.
+
+    Attributes:
+        folder: HF checkpoint to start from, with its tokenizer.
+        task: Which agent loop plays.
+    """
+
+    folder: Path
+    rollout: RolloutConfig
+    platform: Platform
+    task: TaskName
+    seed: int
+
+
+class RolloutReplica:
+    """The methods that the role's group calls on every replica."""
+
+    def __init__(self, replica: int, launch: RolloutLaunch) -> None:
+        self._replica = replica
+        self._launch = launch
+
+    async def start(self) -> list[ShardMap]:
+        """Start vLLM with the checkpoint as version 0; return where each worker keeps the weights."""
+        from hybridrl.agents import make_agent_loop
+        from hybridrl.data.tokenizer import load_tokenizer
+        from hybridrl.engines.vllm.engine import RolloutEngine
+        from hybridrl.layout.families import read_model_spec
+
+        launch = self._launch
+        self._loop = make_agent_loop(launch.task, load_tokenizer(launch.folder))
+        self._engine = await RolloutEngine.start(launch.folder, launch.rollout, launch.platform, launch.seed + self._replica)
+        return await self._engine.shard_maps(
+            read_model_spec(launch.folder).tensors(),
+            first_rank=self._replica * launch.rollout.tp_size,
+            node=socket.gethostname(),
+        )
+
+    async def generate(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: SamplingSpec) -> list[Sample]:
+        """Play every sample of every prompt; samples of a prompt are next to each other, in order."""
+        async with asyncio.TaskGroup() as tasks:
+            played = [
+                tasks.create_task(self._loop.run(prompt, index, self._engine, sampling))
+                for prompt in prompts
+                for index in range(samples_per_prompt)
+            ]
+        return [task.result() for task in played]
+
+    async def pause(self, timeout_s: float) -> None:
+        """Let running completions finish and hold new ones."""
+        await self._engine.pause(timeout_s)
+
+    async def resume(self) -> None:
+        """Go on with the committed weights."""
+        await self._engine.resume()
+
+    async def connect_sync(self, rendezvous: Rendezvous, plan: Plan) -> None:
+        """Connect every worker to the training ranks, which connect at the same time."""
+        await self._engine.connect(rendezvous, plan)
+
+    async def receive_weights(self, version: int, verify: bool, deadline_s: float) -> list[TransferReport]:
+        """Receive all weights on every worker, as `version`; one report per worker."""
+        return await self._engine.receive(version=version, verify=verify, deadline_s=deadline_s)
+
+    async def commit(self, version: int) -> None:
+        """Put the received weights in force and drop every cached prefix."""
+        await self._engine.commit(version)
+
+    async def shutdown(self) -> None:
+        """Stop vLLM's processes."""
+        self._engine.shutdown()
