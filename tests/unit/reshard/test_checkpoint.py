@@ -1,0 +1,84 @@
+"""HF checkpoints: round trips are bit-identical, each rank reads only its slices, damage is named."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hybridrl.errors import LayoutError, ReshardError
+from hybridrl.layout.box import DType
+from hybridrl.layout.parallel import ParallelSizes
+from hybridrl.reshard.checkpoint import create_checkpoint, finish_checkpoint, load_checkpoint, write_checkpoint
+from tests.unit.layout.models import QWEN3_MOE, random_canonical
+from tests.unit.reshard.test_planner import SPEC, world
+from tests.unit.reshard.world import empty_tensors, filled_tensors
+
+CANONICAL = random_canonical(SPEC)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "hf"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(QWEN3_MOE))
+    save_file({name: torch.from_numpy(values) for name, values in CANONICAL.items()}, path / "model.safetensors")
+    return path
+
+
+@pytest.mark.parametrize("sizes", [ParallelSizes(), ParallelSizes(tp=2, pp=2, ep=2), ParallelSizes(tp=2, dp=2, ep=2, etp=2)], ids=str)
+def test_import_then_export_is_bit_identical(folder, tmp_path, sizes):
+    maps = world(sizes, "actor")
+    ranks = [empty_tensors(m) for m in maps]
+    for shard_map, tensors in zip(maps, ranks, strict=True):
+        load_checkpoint(folder, SPEC, shard_map, tensors)
+        want = filled_tensors(shard_map, CANONICAL)
+        assert all(torch.equal(tensors[name], want[name]) for name in want)
+    target = tmp_path / "export"
+    create_checkpoint(target, SPEC, DType.FLOAT32, folder)
+    for rank, tensors in enumerate(ranks):
+        write_checkpoint(target, SPEC, maps, rank, tensors)
+    assert not target.exists()
+    finish_checkpoint(target)
+    exported = load_file(target / "model.safetensors")
+    assert exported.keys() == CANONICAL.keys()
+    assert all(torch.equal(exported[name], torch.from_numpy(values)) for name, values in CANONICAL.items())
+    assert (target / "config.json").exists()
+
+
+def test_bfloat16_files_fill_float32_ranks_exactly(folder):
+    halves = {name: torch.from_numpy(values).bfloat16() for name, values in CANONICAL.items()}
+    save_file(halves, folder / "model.safetensors")
+    shard_map = world(ParallelSizes(), "actor")[0]
+    tensors = empty_tensors(shard_map)
+    load_checkpoint(folder, SPEC, shard_map, tensors)
+    assert torch.equal(tensors["0.output_layer.weight"], halves["lm_head.weight"].float())
+
+
+def test_existing_folder_is_not_overwritten(folder):
+    with pytest.raises(ReshardError, match="exists already"):
+        create_checkpoint(folder, SPEC, DType.FLOAT32, folder)
+
+
+def test_missing_and_misshapen_tensors_are_listed(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][:50].clone()
+    save_file(tensors, folder / "model.safetensors")
+    shard_map = world(ParallelSizes(), "actor")[0]
+    with pytest.raises(LayoutError, match=r"model.norm.weight: missing; lm_head.weight: shape \(50, 32\), expected \(100, 32\)"):
+        load_checkpoint(folder, SPEC, shard_map, empty_tensors(shard_map))
+
+
+def test_truncated_file_is_named(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    shard_map = world(ParallelSizes(), "actor")[0]
+    with pytest.raises(LayoutError, match=r"model.safetensors: truncated, tensor .* ends at byte"):
+        load_checkpoint(folder, SPEC, shard_map, empty_tensors(shard_map))
+    path.write_bytes(b"\xff" * 100)
+    with pytest.raises(LayoutError, match=r"damaged safetensors header"):
+        load_checkpoint(folder, SPEC, shard_map, empty_tensors(shard_map))
+    path.unlink()
+    with pytest.raises(LayoutError, match=r"no \*.safetensors files"):
+        load_checkpoint(folder, SPEC, shard_map, empty_tensors(shard_map))
