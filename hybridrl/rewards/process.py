@@ -1,0 +1,77 @@
+"""One process that runs a user's reward function, as seen from the parent; the protocol is in ``worker.py``.
+
+A process works on one sample at a time, so that a function that hangs or crashes costs that sample and no other.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import IO
+
+from hybridrl.rewards.function import FunctionReference
+from hybridrl.rewards.result import FailureKind, Score, ScoringFailure
+
+
+class ScoringProcess:
+    """A process that is starting (`is_ready` False), idle (`index` None) or scoring sample `index`.
+
+    Attributes:
+        deadline_s: Monotonic time at which the current start or sample is given up.
+    """
+
+    def __init__(self, reference: FunctionReference, startup_timeout_s: float) -> None:
+        self.index: int | None = None
+        self.is_ready = False
+        self.deadline_s = time.monotonic() + startup_timeout_s
+        command = [sys.executable, "-m", "hybridrl.rewards.worker"]
+        # A session of its own: Ctrl-C reaches the parent, which ends the process.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
+        self._send({"path": str(reference.path.absolute()), "name": reference.name})
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when the process replies or ends."""
+        return self._stream(self._process.stdout).fileno()
+
+    def submit(self, index: int, response: str, answer: str, timeout_s: float) -> None:
+        """Start scoring one sample."""
+        assert self.is_ready and self.index is None, (self.is_ready, self.index)
+        self.index = index
+        self.deadline_s = time.monotonic() + timeout_s
+        self._send({"response": response, "answer": answer})
+
+    def receive(self) -> Score | None:
+        """Return the reply that has arrived: a score, or None once the file is loaded."""
+        line = self._stream(self._process.stdout).readline()
+        if not line:
+            code = self._process.wait()
+            return ScoringFailure(FailureKind.CRASH, f"the scoring process ended with exit code {code}")
+        reply = json.loads(line)
+        if "kind" in reply:
+            return ScoringFailure(FailureKind(reply["kind"]), reply["message"])
+        if self.is_ready:
+            return float(reply["reward"])
+        self.is_ready = True
+        return None
+
+    def kill(self) -> None:
+        """End the process now."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            self._stream(stream).close()
+
+    def _send(self, content: dict[str, str]) -> None:
+        try:
+            self._stream(self._process.stdin).write(json.dumps(content).encode() + b"\n")
+        except BrokenPipeError:
+            return  # it ended: `receive` reports that
+
+    @staticmethod
+    def _stream(stream: IO[bytes] | None) -> IO[bytes]:
+        assert stream is not None
+        return stream

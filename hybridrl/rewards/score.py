@@ -1,0 +1,153 @@
+"""Scores finished samples: built-in rewards here, a user's function in processes of its own, in bounded time.
+
+A sample whose scoring fails is never given a reward: it is dropped and counted, or it fails the run.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from hybridrl.config.schema import RewardConfig, RewardFailure, TaskName
+from hybridrl.data.sample import Sample
+from hybridrl.errors import DataError
+from hybridrl.rewards.function import FunctionReference, RewardFunction, find_function
+from hybridrl.rewards.process import ScoringProcess
+from hybridrl.rewards.result import FailureKind, RewardResult, Score, ScoringFailure, collect_scores
+from hybridrl.rewards.tasks import calc_reward, exact_reward
+
+_TASK_REWARDS: dict[TaskName, RewardFunction] = {TaskName.CALC: calc_reward, TaskName.REVERSE: exact_reward}
+
+
+class Scorer(Protocol):
+    """Scores samples."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """Score samples; blocks for a bounded time.
+
+        Raises:
+            DataError: When a sample cannot be scored and the configuration says that this fails the run.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the scoring processes."""
+        ...
+
+
+def make_scorer(config: RewardConfig, task: TaskName) -> Scorer:
+    """Return the scorer of a run.
+
+    Raises:
+        ConfigError: When the reward function is not there.
+        DataError: When its file cannot be loaded.
+    """
+    if task in _TASK_REWARDS:
+        return BuiltInScorer(_TASK_REWARDS[task])
+    assert config.function is not None, config
+    return FunctionScorer(find_function(config.function), config)
+
+
+class BuiltInScorer:
+    """Scores with a reward of our own; see :class:`Scorer`."""
+
+    def __init__(self, function: RewardFunction) -> None:
+        self._function = function
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """Score samples."""
+        scores = [self._function(sample.text, sample.prompt.answer) for sample in samples]
+        return collect_scores(samples, scores, RewardFailure.FAIL)
+
+    def close(self) -> None:
+        """Do nothing: there is no process."""
+
+
+class FunctionScorer:
+    """Scores with a user's function, in processes that are replaced when they hang or crash; see :class:`Scorer`."""
+
+    def __init__(self, reference: FunctionReference, config: RewardConfig) -> None:
+        self._reference = reference
+        self._config = config
+        self._processes = [self._start() for _ in range(config.num_processes)]
+        try:
+            self._await_ready()
+        except DataError:
+            self.close()
+            raise
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """Score samples, at most `timeout_s` for all and `sample_timeout_s` for each."""
+        scores: dict[int, Score] = {}
+        waiting = deque(range(len(samples)))
+        deadline_s = time.monotonic() + self._config.timeout_s
+        while len(scores) < len(samples) and time.monotonic() < deadline_s:
+            for process in self._processes:
+                if waiting and process.is_ready and process.index is None:
+                    index = waiting.popleft()
+                    sample = samples[index]
+                    process.submit(index, sample.text, sample.prompt.answer, self._config.sample_timeout_s)
+            self._step(scores, deadline_s)
+        message = f"not scored within reward.timeout_s = {self._config.timeout_s:g} s of the step"
+        late = ScoringFailure(FailureKind.TIMEOUT, message)
+        for position, process in enumerate(self._processes):
+            if process.index is not None:
+                self._replace(position)
+        return collect_scores(samples, [scores.get(i, late) for i in range(len(samples))], self._config.on_error)
+
+    def close(self) -> None:
+        """End the scoring processes."""
+        for process in self._processes:
+            process.kill()
+        self._processes.clear()
+
+    def _step(self, scores: dict[int, Score], deadline_s: float) -> None:
+        """Wait for the next replies, and replace processes that crashed or ran out of time."""
+        ready = self._wait(deadline_s)
+        for position, process in enumerate(self._processes):
+            index = process.index
+            if process in ready:
+                was_ready, reply = process.is_ready, process.receive()
+                if not was_ready and isinstance(reply, ScoringFailure):
+                    raise self._load_error(reply)
+                process.index = None
+                if index is not None and reply is not None:
+                    scores[index] = reply
+                if isinstance(reply, ScoringFailure) and reply.kind is FailureKind.CRASH:
+                    self._replace(position)
+            elif time.monotonic() >= process.deadline_s and (index is not None or not process.is_ready):
+                if index is not None:
+                    limit = f"no reward within reward.sample_timeout_s = {self._config.sample_timeout_s:g} s"
+                    scores[index] = ScoringFailure(FailureKind.TIMEOUT, limit)
+                self._replace(position)
+
+    def _wait(self, deadline_s: float) -> list[ScoringProcess]:
+        """Return the processes that replied or ended, at the latest when one is overdue."""
+        busy = [process for process in self._processes if process.index is not None or not process.is_ready]
+        until_s = min([deadline_s, *(process.deadline_s for process in busy)])
+        with selectors.DefaultSelector() as selector:
+            for process in self._processes:
+                selector.register(process, selectors.EVENT_READ)
+            events = selector.select(max(0.0, until_s - time.monotonic()))
+        return [process for process in self._processes if any(key.fileobj is process for key, _ in events)]
+
+    def _await_ready(self) -> None:
+        deadline_s = time.monotonic() + self._config.timeout_s
+        while not all(process.is_ready for process in self._processes):
+            if time.monotonic() >= deadline_s:
+                limit = f"reward.timeout_s = {self._config.timeout_s:g} s"
+                raise DataError(f"reward.function: {self._reference.path} did not load within {limit}; raise it")
+            self._step({}, deadline_s)
+
+    def _start(self) -> ScoringProcess:
+        return ScoringProcess(self._reference, self._config.timeout_s)
+
+    def _replace(self, position: int) -> None:
+        self._processes[position].kill()
+        self._processes[position] = self._start()
+
+    def _load_error(self, failure: ScoringFailure) -> DataError:
+        return DataError(f"reward.function: {self._reference.path} could not be loaded: {failure.message}")
