@@ -53,25 +53,27 @@ def is_installed() -> bool:
 
 
 @contextlib.contextmanager
-def cuda_tensor_types() -> Iterator[None]:
-    """While a Megatron optimizer is built, let ``tensor.type()`` name CPU tensors as it names CUDA tensors.
+def cuda_tensor_methods() -> Iterator[None]:
+    """While a Megatron model or optimizer is built, let tensors answer as CUDA tensors would; does nothing unless installed.
 
-    Its parameter groups are sorted by such names as ``torch.cuda.FloatTensor``. Does nothing unless installed.
+    Shared embeddings are sent to the device with ``tensor.cuda()``, and an optimizer sorts parameters by such names of
+    ``tensor.type()`` as ``torch.cuda.FloatTensor``. Both are methods of tensors, out of the reach of :func:`install`.
     """
     if not is_installed():
         yield
         return
-    original = torch.Tensor.type
+    tensor_class: Any = torch.Tensor
+    original_type, original_cuda = tensor_class.type, tensor_class.cuda
 
     def type_name(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        name = original(tensor, *args, **kwargs)
+        name = original_type(tensor, *args, **kwargs)
         return name.replace("torch.", "torch.cuda.", 1) if isinstance(name, str) else name
 
-    torch.Tensor.type = type_name  # type: ignore[method-assign]
+    tensor_class.type, tensor_class.cuda = type_name, lambda tensor, *args, **kwargs: tensor
     try:
         yield
     finally:
-        torch.Tensor.type = original  # type: ignore[method-assign]
+        tensor_class.type, tensor_class.cuda = original_type, original_cuda
 
 
 def _set(module: ModuleType, name: str, value: object) -> None:
@@ -117,12 +119,27 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 class _GlooDistributed(_Overlay):
+    """What the MoE dispatcher asks of NCCL and gloo lacks: split sizes as tensors, and pieces of unequal sizes."""
+
     def all_to_all_single(
-        self, output: torch.Tensor, input: torch.Tensor, output_split_sizes: Any = None, input_split_sizes: Any = None, **kwargs: Any
+        self, output: torch.Tensor, input_: torch.Tensor, output_split_sizes: Any = None, input_split_sizes: Any = None, **kwargs: Any
     ) -> Any:
-        """Exchange with split sizes as lists; the MoE dispatcher passes tensors."""
         sizes = [s.tolist() if isinstance(s, torch.Tensor) else s for s in (output_split_sizes, input_split_sizes)]
-        return torch.distributed.all_to_all_single(output, input, *sizes, **kwargs)
+        return torch.distributed.all_to_all_single(output, input_, *sizes, **kwargs)
+
+    def all_gather(self, pieces: list[torch.Tensor], input_: torch.Tensor, group: Any = None) -> None:
+        rows = [len(piece) for piece in pieces]
+        received = input_.new_empty((sum(rows), *input_.shape[1:]))
+        sent = torch.cat([input_] * len(rows))
+        torch.distributed.all_to_all_single(received, sent, rows, [len(input_)] * len(rows), group=group)
+        for piece, part in zip(pieces, received.split(rows), strict=True):
+            piece.copy_(part)
+
+    def reduce_scatter(self, output: torch.Tensor, pieces: list[torch.Tensor], group: Any = None) -> None:
+        rows = [len(piece) for piece in pieces]
+        received = output.new_empty((len(rows), *output.shape))
+        torch.distributed.all_to_all_single(received.flatten(0, 1), torch.cat(pieces), [len(output)] * len(rows), rows, group=group)
+        torch.sum(received, 0, out=output)
 
 
 class _Stream:

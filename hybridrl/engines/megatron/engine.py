@@ -33,6 +33,7 @@ from hybridrl.layout.box import DType
 from hybridrl.layout.megatron import MegatronLayout, megatron_shard_map
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import parallel_sizes
+from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.layout.shard import Place, ShardMap
 
 _DTYPES = {Precision.FLOAT32: DType.FLOAT32, Precision.BFLOAT16: DType.BFLOAT16}

@@ -11,6 +11,7 @@ from megatron.core import tensor_parallel
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from hybridrl.engines.megatron.cpu import cuda_tensor_methods
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.engines.megatron.transformer_config import block_spec
 from hybridrl.errors import LayoutError
@@ -23,19 +24,20 @@ def build_chunks(layout: MegatronLayout, config: TransformerConfig, groups: Proc
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     spec = layout.spec
-    chunk = GPTModel(
-        config=config,
-        transformer_layer_spec=block_spec(config, layout.layer_spec, groups.at.pp),
-        vocab_size=layout.padded_vocab_size,
-        max_sequence_length=spec.max_positions,
-        pre_process=groups.is_first_stage,
-        post_process=groups.is_last_stage,
-        parallel_output=True,
-        share_embeddings_and_output_weights=spec.is_tied,
-        position_embedding_type="rope",
-        rotary_base=spec.rope_theta,
-        pg_collection=groups.collection,
-    )
+    with cuda_tensor_methods():
+        chunk = GPTModel(
+            config=config,
+            transformer_layer_spec=block_spec(config, layout.layer_spec, groups.at.pp),
+            vocab_size=layout.padded_vocab_size,
+            max_sequence_length=spec.max_positions,
+            pre_process=groups.is_first_stage,
+            post_process=groups.is_last_stage,
+            parallel_output=True,
+            share_embeddings_and_output_weights=spec.is_tied,
+            position_embedding_type="rope",
+            rotary_base=spec.rope_theta,
+            pg_collection=groups.collection,
+        )
     return [chunk.to(groups.device)]
 
 

@@ -13,7 +13,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hybridrl.config.schema import LrSchedule, OptimizerConfig, Precision
-from hybridrl.engines.megatron.cpu import cuda_tensor_types
+from hybridrl.engines.megatron.cpu import cuda_tensor_methods
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.engines.megatron.transformer_config import TORCH_DTYPES
 from hybridrl.errors import EngineError
@@ -85,7 +85,7 @@ class Optimizer:
         self._num_steps = num_steps
         self.num_attempts = 0
         self.num_skipped = 0
-        with cuda_tensor_types():
+        with cuda_tensor_methods():
             self._optimizer: MegatronOptimizer = get_megatron_optimizer(
                 _megatron_config(config, precision), chunks, use_gloo_process_groups=False, pg_collection=groups.collection
             )

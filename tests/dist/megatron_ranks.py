@@ -1,0 +1,163 @@
+"""What the ranks of Megatron tests run, and the weights and batches that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hybridrl.algos.policy_loss import PolicyLossConfig
+from hybridrl.config.schema import OptimizerConfig, ParallelConfig, Platform, Precision
+from hybridrl.data.batch import PolicyBatch, SequenceBatch
+from hybridrl.engines.megatron import cpu
+from hybridrl.engines.megatron.engine import MegatronEngine
+from hybridrl.engines.megatron.process_groups import start_process_group, stop_process_group
+from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
+from hybridrl.layout.families import model_spec
+from hybridrl.layout.model import ModelSpec
+from hybridrl.layout.parallel import parallel_sizes
+from hybridrl.layout.shard import Place, ShardMap
+
+MOE = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+DENSE = {**MOE, "model_type": "qwen3"}
+
+# With a huge epsilon AdamW's first step is lr / epsilon times the gradient: the parameters after it show the gradient itself.
+SHOW_GRADIENT = OptimizerConfig(lr=1e6, epsilon=1e6, clip_grad_norm=0.0)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One engine, on every rank."""
+
+    model: Mapping[str, object]
+    weights: Mapping[str, torch.Tensor]
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    optimizer: OptimizerConfig | None = None
+    precision: Precision = Precision.FLOAT32
+    micro_batch_samples: int = 4
+    vocab_divisor: int = 1
+    num_optimizer_steps: int = 0
+
+
+@contextmanager
+def engine(rank: int, init_method: str, setup: Setup) -> Iterator[MegatronEngine]:
+    """Start the groups, build the engine and fill in the weights."""
+    cpu.install()
+    groups = start_process_group(rank, setup.parallel, Platform.CPU, init_method, timeout_s=60)
+    spec = model_spec(setup.model)
+    built = MegatronEngine(
+        spec=spec,
+        hf_folder=Path(),
+        parallel=setup.parallel,
+        precision=setup.precision,
+        platform=Platform.CPU,
+        optimizer=setup.optimizer,
+        micro_batch_samples=setup.micro_batch_samples,
+        seed=1,
+        groups=groups,
+        num_optimizer_steps=setup.num_optimizer_steps,
+        vocab_divisor=setup.vocab_divisor,
+    )
+    copy_in(built.shard_map(place(rank)), setup.weights, built.tensors())
+    built.parameters_changed()
+    yield built
+    stop_process_group()
+
+
+def place(rank: int) -> Place:
+    return Place("actor", rank, "node", f"cpu:{rank}")
+
+
+def _views(shard_map: ShardMap, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, tuple[slice, ...], torch.Tensor]]:
+    for shard in shard_map.shards:
+        local = tensors[shard.local].view(-1)
+        box = tuple(slice(a, b) for a, b in zip(shard.box.start, shard.box.stop, strict=True))
+        yield shard.tensor, box, torch.as_strided(local, shard.box.shape, shard.strides, local.storage_offset() + shard.offset)
+
+
+def copy_in(shard_map: ShardMap, weights: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, box, view in _views(shard_map, tensors):
+        view.copy_(weights[name][box])
+
+
+def copy_out(shard_map: ShardMap, tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, tuple[slice, ...], torch.Tensor]]:
+    return [(name, box, view.clone()) for name, box, view in _views(shard_map, tensors)]
+
+
+def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(tensor.shape, generator=generator) * (0.3 if len(tensor.shape) > 1 else 0.1) + (len(tensor.shape) == 1)
+        for name, tensor in spec.tensors().items()
+    }
+
+
+def ragged_batch(num_rows: int, vocab_size: int, seed: int = 0, width: int = 16) -> PolicyBatch:
+    """Rows of 3 to 13 tokens in arrays that are wider than any of them."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, 14, num_rows).astype(np.int32)
+    positions = np.arange(width)
+    real = positions < lengths[:, None]
+    mask = real & (positions >= 2) & (rng.random((num_rows, width)) < 0.8)
+    shape = (num_rows, width)
+
+    def floats(low: float, high: float) -> np.ndarray:
+        return (rng.uniform(low, high, shape) * mask).astype(np.float32)
+
+    return PolicyBatch(
+        sequences=SequenceBatch((rng.integers(0, vocab_size, shape) * real).astype(np.int32), lengths),
+        loss_mask=mask,
+        rollout_logprobs=floats(-6, -2),
+        old_logprobs=floats(-6, -2),
+        ref_logprobs=floats(-6, -2),
+        advantages=floats(-1, 1),
+        loss_weights=floats(0.1, 1) / np.float32(mask.sum()),
+    )
+
+
+def rows_of_rank(num_rows: int, rank: int, parallel: ParallelConfig) -> np.ndarray:
+    sizes = parallel_sizes(parallel)
+    return np.array_split(np.arange(num_rows), sizes.dp)[sizes.coordinates(rank).dp]
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """Of one rank: its rows, its results, and its slices of the parameters after the step."""
+
+    rows: np.ndarray
+    before: LogprobResult | None
+    metrics: UpdateMetrics | None
+    parameters: list[tuple[str, tuple[slice, ...], torch.Tensor]]
+
+
+LOSS = PolicyLossConfig(clip_low=0.2, clip_high=0.28, kl_coef=0.1, entropy_coef=0.05)
+
+
+def logprobs_and_step(rank: int, init_method: str, setup: Setup, batch: PolicyBatch, temperature: float) -> StepOutcome:
+    rows = rows_of_rank(batch.sequences.num_samples, rank, setup.parallel)
+    mine = batch.select(rows)
+    with engine(rank, init_method, setup) as built:
+        before = built.logprobs(mine.sequences, temperature)
+        metrics = built.update(mine, LOSS, temperature, want_logprobs=True)
+        return StepOutcome(rows, before, metrics, copy_out(built.shard_map(place(rank)), built.tensors()))
