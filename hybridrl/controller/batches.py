@@ -1,0 +1,136 @@
+"""From samples to frozen batches, and from batches to what a person reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridrl.algos.aggregate import LossAggregation, loss_weights
+from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch, pad_rows
+from hybridrl.data.sample import Sample
+from hybridrl.observability.records import RolloutRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredBatch:
+    """The samples of one step, with their rewards, padded.
+
+    Attributes:
+        rewards: [num_samples] float64.
+        group_ids: [num_samples] int64; equal for samples of one prompt.
+        loss_mask: [num_samples, max_tokens] bool.
+        rollout_logprobs: [num_samples, max_tokens] float32.
+        policy_versions: [num_samples, max_tokens] int32; -1 where loss_mask is False.
+    """
+
+    samples: tuple[Sample, ...]
+    rewards: NDArray[np.float64]
+    group_ids: NDArray[np.int64]
+    sequences: SequenceBatch
+    loss_mask: NDArray[np.bool_]
+    rollout_logprobs: Floats
+    policy_versions: NDArray[np.int32]
+
+    @property
+    def num_response_tokens(self) -> int:
+        """Tokens that the policy produced."""
+        return int(self.loss_mask.sum())
+
+    def lags(self, version: int) -> NDArray[np.int64]:
+        """Return how many versions older than `version` the oldest token of each sample is; 0 for an empty response."""
+        oldest = np.array([sample.oldest_version for sample in self.samples], dtype=np.int64)
+        return np.where(oldest < 0, 0, version - oldest)
+
+
+def score_batch(samples: Sequence[Sample], rewards: Sequence[float | None]) -> ScoredBatch:
+    """Pad the samples that have a reward; those with None are left out."""
+    kept = [(sample, reward) for sample, reward in zip(samples, rewards, strict=True) if reward is not None]
+    used = tuple(sample for sample, _ in kept)
+    groups = {prompt_id: index for index, prompt_id in enumerate(dict.fromkeys(s.prompt.prompt_id for s in used))}
+    lengths = np.array([len(sample.token_ids) for sample in used], dtype=np.int32)
+    width = int(lengths.max(initial=1))
+    return ScoredBatch(
+        samples=used,
+        rewards=np.array([reward for _, reward in kept], dtype=np.float64),
+        group_ids=np.array([groups[sample.prompt.prompt_id] for sample in used], dtype=np.int64),
+        sequences=SequenceBatch(pad_rows([s.token_ids for s in used], width, np.int32).astype(np.int32), lengths),
+        loss_mask=pad_rows([s.loss_mask for s in used], width, np.bool_).astype(np.bool_),
+        rollout_logprobs=pad_rows([s.rollout_logprobs for s in used], width, np.float32).astype(np.float32),
+        policy_versions=np.where(
+            pad_rows([s.loss_mask for s in used], width, np.bool_),
+            pad_rows([s.policy_versions for s in used], width, np.int32),
+            -1,
+        ).astype(np.int32),
+    )
+
+
+def policy_batch(
+    batch: ScoredBatch, old_logprobs: Floats, ref_logprobs: Floats | None, advantages: NDArray[np.float32]
+) -> PolicyBatch:
+    """Join everything that an update needs.
+
+    Args:
+        old_logprobs: [num_samples, max_tokens].
+        ref_logprobs: [num_samples, max_tokens], or None.
+        advantages: [num_samples]; every token of a sample gets its sample's.
+    """
+    return PolicyBatch(
+        sequences=batch.sequences,
+        loss_mask=batch.loss_mask,
+        rollout_logprobs=batch.rollout_logprobs,
+        old_logprobs=old_logprobs,
+        ref_logprobs=ref_logprobs,
+        advantages=np.where(batch.loss_mask, advantages[:, None], np.float32(0)).astype(np.float32),
+        loss_weights=loss_weights(LossAggregation.TOKEN_MEAN, batch.loss_mask),
+    )
+
+
+def mini_batches(batch: PolicyBatch, num_mini_batches: int) -> list[PolicyBatch]:
+    """Cut a batch into consecutive parts, each weighed as a global batch of its own; empty parts are left out.
+
+    Example: 10 rows in 3 mini-batches are rows 0..3, 4..6 and 7..9.
+    """
+    if num_mini_batches == 1:
+        return [batch]
+    parts = np.array_split(np.arange(batch.sequences.num_samples), num_mini_batches)
+    return [_reweigh(batch.select(rows)) for rows in parts if len(rows)]
+
+
+def rollout_records(batch: ScoredBatch, policy: PolicyBatch) -> list[RolloutRecord]:
+    """Return what is written to disk about each sample."""
+    return [_record(batch, policy, row) for row in range(len(batch.samples))]
+
+
+def _reweigh(part: PolicyBatch) -> PolicyBatch:
+    return PolicyBatch(
+        part.sequences,
+        part.loss_mask,
+        part.rollout_logprobs,
+        part.old_logprobs,
+        part.ref_logprobs,
+        part.advantages,
+        loss_weights(LossAggregation.TOKEN_MEAN, part.loss_mask),
+    )
+
+
+def _record(batch: ScoredBatch, policy: PolicyBatch, row: int) -> RolloutRecord:
+    sample, length = batch.samples[row], int(batch.sequences.lengths[row])
+    return RolloutRecord(
+        prompt_id=sample.prompt.prompt_id,
+        sample_index=sample.sample_index,
+        prompt=sample.prompt.text,
+        answer=sample.prompt.answer,
+        response=sample.text,
+        reward=float(batch.rewards[row]),
+        finish_reason=sample.finish_reason.value,
+        num_turns=sample.num_turns,
+        token_ids=sample.token_ids,
+        loss_mask=sample.loss_mask,
+        rollout_logprobs=sample.rollout_logprobs,
+        old_logprobs=policy.old_logprobs[row, :length],
+        advantages=policy.advantages[row, :length],
+        policy_versions=sample.policy_versions,
+    )

@@ -1,0 +1,131 @@
+"""What the controller sees of the world.
+
+Everything that needs processes, files or a screen is behind one of these protocols, so that the loop, the sync protocol and
+evaluation run on hand-written fakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from hybridrl.data.batch import PolicyBatch, SequenceBatch
+from hybridrl.data.sample import Prompt, Sample
+from hybridrl.observability.records import Metric, RolloutRecord
+from hybridrl.roles.future import Future
+
+if TYPE_CHECKING:
+    from hybridrl.controller.weight_sync import SyncReport
+    from hybridrl.engines.megatron.results import UpdateMetrics
+    from hybridrl.reshard.executor import TransferReport
+    from hybridrl.roles.megatron_group import TokenLogprobs
+
+
+class ActorGroup(Protocol):
+    """The trained policy; see :class:`hybridrl.roles.megatron_group.MegatronGroup`."""
+
+    def logprobs(self, batch: SequenceBatch) -> Future[TokenLogprobs]:
+        """Compute log-probs under the actor."""
+        ...
+
+    def ref_logprobs(self, batch: SequenceBatch) -> Future[TokenLogprobs]:
+        """Compute log-probs under the frozen reference."""
+        ...
+
+    def update(self, batch: PolicyBatch) -> Future[UpdateMetrics]:
+        """Take one optimizer step."""
+        ...
+
+
+class WeightSource(Protocol):
+    """The side of a weight sync that has the new weights."""
+
+    def send_weights(self, version: int, timeout_s: float) -> Future[list[TransferReport]]:
+        """Send all weights as `version`; one report per rank."""
+        ...
+
+
+class RolloutGroup(Protocol):
+    """The replicas that generate; see :class:`hybridrl.roles.rollout_group.RolloutReplicas`."""
+
+    def generate(self, prompts: Sequence[Prompt], samples_per_prompt: int) -> Future[list[Sample]]:
+        """Play samples; the answer has those of a prompt next to each other, in the order of the prompts."""
+        ...
+
+
+class WeightDestination(Protocol):
+    """The side of a weight sync that gets the new weights."""
+
+    def pause(self, timeout_s: float) -> Future[None]:
+        """Let running completions finish and hold new ones."""
+        ...
+
+    def receive_weights(self, version: int, *, verify: bool, timeout_s: float) -> Future[list[TransferReport]]:
+        """Receive all weights as `version`; one report per worker."""
+        ...
+
+    def commit(self, version: int, timeout_s: float) -> Future[None]:
+        """Put the received weights in force and drop every cached prefix."""
+        ...
+
+    def resume(self, timeout_s: float) -> Future[None]:
+        """Go on generating."""
+        ...
+
+
+class WeightSync(Protocol):
+    """Brings new weights from the actor to all replicas; see :class:`hybridrl.controller.weight_sync.WeightSyncer`."""
+
+    def sync(self, version: int) -> SyncReport:
+        """Bring the actor's weights into force as `version`.
+
+        Raises:
+            WeightSyncError: Nothing was committed.
+        """
+        ...
+
+
+class PromptStream(Protocol):
+    """Training prompts without end."""
+
+    def take(self, num_prompts: int) -> list[Prompt]:
+        """Return the next prompts."""
+        ...
+
+
+class Scorer(Protocol):
+    """Rewards of finished samples."""
+
+    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+        """Return the reward of each sample; None where it could not be scored and is to be dropped."""
+        ...
+
+
+class Recorder(Protocol):
+    """The run's folder and display; see :class:`hybridrl.observability.recorder.RunRecorder`."""
+
+    def status(self, text: str) -> None:
+        """Show what is going on outside steps."""
+        ...
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time a part of the step."""
+        ...
+
+    def start_steps(self) -> None:
+        """Start the clock of the next step."""
+        ...
+
+    def record_evaluation(self, step: int, metrics: Mapping[str, Metric]) -> None:
+        """Keep the metrics of an evaluation for the object of `step`."""
+        ...
+
+    def record_step(self, step: int, metrics: Mapping[str, Metric], rollouts: Sequence[RolloutRecord]) -> None:
+        """Write everything about one finished step."""
+        ...
+
+    def close(self) -> Path:
+        """Write what is pending and return the path of the report."""
+        ...

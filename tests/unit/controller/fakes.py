@@ -1,0 +1,196 @@
+"""Fakes of everything that the controller sees: they keep a common diary of what was called in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from hybridrl.controller.weight_sync import SyncReport
+from hybridrl.data.batch import PolicyBatch, SequenceBatch
+from hybridrl.data.sample import FinishReason, Prompt, Sample
+from hybridrl.errors import EngineError
+from hybridrl.observability.records import Metric, RolloutRecord
+from hybridrl.roles.failure import Failure, FailureKind
+
+T = TypeVar("T")
+
+
+class FakeFuture(Generic[T]):
+    """A call that is done when it is polled, or that fails."""
+
+    def __init__(self, answer: Callable[[], T], failures: Sequence[Failure] = ()) -> None:
+        self._answer = answer
+        self._found: list[Failure] = []
+        self._failures = list(failures)
+        self._result: list[T] = []
+        self.is_abandoned = False
+
+    def poll(self, wait_s: float) -> bool:
+        if self._failures:
+            self._found = self._failures
+        elif not self._result:
+            self._result.append(self._answer())
+        return True
+
+    def failures(self) -> Sequence[Failure]:
+        return self._found
+
+    def value(self) -> T:
+        assert not self._found
+        return self._result[0]
+
+    def abandon(self) -> None:
+        self.is_abandoned = True
+
+
+def make_sample(
+    prompt: Prompt, index: int, version: int, *, logprob: float = -1.0, num_tokens: int = 3, text: str = "ok"
+) -> Sample:
+    """Return a sample of 2 prompt tokens and `num_tokens` response tokens."""
+    mask = np.array([False] * 2 + [True] * num_tokens)
+    return Sample(
+        prompt=prompt,
+        sample_index=index,
+        token_ids=np.arange(2 + num_tokens, dtype=np.int32) + 5,
+        loss_mask=mask,
+        rollout_logprobs=np.where(mask, np.float32(logprob), np.float32(0)).astype(np.float32),
+        policy_versions=np.where(mask, version, -1).astype(np.int32),
+        finish_reason=FinishReason.STOP,
+        num_turns=1,
+        text=text,
+    )
+
+
+def make_prompt(name: str) -> Prompt:
+    return Prompt(name, (5, 6), f"text of {name}", "answer", "test")
+
+
+@dataclass
+class FakePrompts:
+    taken: int = 0
+
+    def take(self, num_prompts: int) -> list[Prompt]:
+        self.taken += num_prompts
+        return [make_prompt(f"p{self.taken - num_prompts + i}") for i in range(num_prompts)]
+
+
+@dataclass
+class World:
+    """A policy whose version goes up with each sync, and the diary."""
+
+    diary: list[str] = field(default_factory=list)
+    version: int = 0
+    trainer_version: int = 0
+    unfinished: int = 0
+    logprob_gap: float = 0.0
+    fail_update_at: int | None = None
+    interrupt_update_at: int | None = None
+
+    def generate(self, prompts: Sequence[Prompt], samples_per_prompt: int) -> FakeFuture[list[Sample]]:
+        kind = "eval" if samples_per_prompt == 1 else "rollout"
+        started_at = self.version
+        self.diary.append(f"start {kind} v{started_at}")
+        self.unfinished += 1
+
+        def answer() -> list[Sample]:
+            self.unfinished -= 1
+            assert self.version == started_at, "a rollout spans a weight sync"
+            self.diary.append(f"finish {kind} v{started_at}")
+            return [make_sample(p, i, started_at) for p in prompts for i in range(samples_per_prompt)]
+
+        return FakeFuture(answer)
+
+    def logprobs(self, batch: SequenceBatch) -> FakeFuture[FakeLogprobs]:
+        self.diary.append(f"old_logprobs v{self.trainer_version}")
+        return FakeFuture(lambda: FakeLogprobs.constant(batch, -1.0 + self.logprob_gap))
+
+    def ref_logprobs(self, batch: SequenceBatch) -> FakeFuture[FakeLogprobs]:
+        self.diary.append("ref_logprobs")
+        return FakeFuture(lambda: FakeLogprobs.constant(batch, -1.25))
+
+    def update(self, batch: PolicyBatch) -> FakeFuture[FakeUpdate]:
+        self.diary.append(f"update v{self.trainer_version}")
+        if self.fail_update_at == self.trainer_version:
+            return FakeFuture(FakeUpdate, [Failure("actor", 1, "update", FailureKind.RAISED, "ValueError: bad row")])
+
+        def answer() -> FakeUpdate:
+            if self.interrupt_update_at == self.trainer_version:
+                raise KeyboardInterrupt
+            self.last_batch = batch
+            return FakeUpdate()
+
+        return FakeFuture(answer)
+
+    def sync(self, version: int) -> SyncReport:
+        assert self.unfinished == 0, "a rollout is in flight during a weight sync"
+        self.diary.append(f"sync v{version}")
+        self.version = self.trainer_version = version
+        return SyncReport(True, 100, 100, 0, 0.01, 0.001)
+
+
+@dataclass(frozen=True)
+class FakeLogprobs:
+    logprobs: np.ndarray
+    entropies: np.ndarray
+
+    @classmethod
+    def constant(cls, batch: SequenceBatch, value: float) -> FakeLogprobs:
+        shape = batch.token_ids.shape
+        return cls(np.full(shape, value, dtype=np.float32), np.full(shape, 0.5, dtype=np.float32))
+
+
+@dataclass(frozen=True)
+class FakeUpdate:
+    loss: float = 0.25
+    grad_norm: float = 1.5
+    entropy: float = 0.5
+    lr: float = 1e-3
+    approx_kl: float = 0.0
+    clip_fraction: float = 0.0
+    ref_kl: float = 0.0
+    num_skipped: int = 0
+
+
+class AlternatingScorer:
+    """Rewards 1, 0, 1, 0, ...; drops the samples whose text is "crashed"."""
+
+    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+        return [None if s.text == "crashed" else float(i % 2 == 0) for i, s in enumerate(samples)]
+
+
+@dataclass
+class FakeRecorder:
+    steps: list[tuple[int, dict[str, Metric], list[RolloutRecord]]] = field(default_factory=list)
+    evaluations: list[tuple[int, dict[str, Metric]]] = field(default_factory=list)
+    phases: list[str] = field(default_factory=list)
+
+    def status(self, text: str) -> None:
+        pass
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.phases.append(name)
+        yield
+
+    def start_steps(self) -> None:
+        pass
+
+    def record_evaluation(self, step: int, metrics: Mapping[str, Metric]) -> None:
+        self.evaluations.append((step, dict(metrics)))
+
+    def record_step(self, step: int, metrics: Mapping[str, Metric], rollouts: Sequence[RolloutRecord]) -> None:
+        self.steps.append((step, dict(metrics), list(rollouts)))
+
+    def close(self) -> Path:
+        return Path("report.html")
+
+
+def error_of(kind: FailureKind, role: str = "actor", rank: int = 0, text: str = "boom") -> EngineError:
+    from hybridrl.roles.failure import to_error
+
+    return to_error([Failure(role, rank, "update", kind, text)])

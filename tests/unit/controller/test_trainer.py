@@ -1,0 +1,174 @@
+"""The loop on fakes: order, lag, evaluation schedule, thresholds and the ways in which it ends."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hybridrl.config.schema import AlgorithmConfig, TrainerConfig
+from hybridrl.controller.evaluation import Evaluator
+from hybridrl.controller.trainer import Trainer, TrainResult
+from hybridrl.errors import DataError, EngineError
+from tests.unit.controller.fakes import AlternatingScorer, FakePrompts, FakeRecorder, World, make_prompt
+
+PROMPTS, SAMPLES = 2, 4
+
+
+def _trainer(world: World, recorder: FakeRecorder, *, kl_coef: float = 0.0, mini_batches: int = 1, **settings: object) -> Trainer:
+    config = TrainerConfig(**{"num_steps": 3, "eval_every_steps": 0} | settings)
+    algorithm = AlgorithmConfig(
+        prompts_per_step=PROMPTS, samples_per_prompt=SAMPLES, kl_coef=kl_coef, mini_batches_per_step=mini_batches
+    )
+    evaluator = Evaluator(world, AlternatingScorer(), [make_prompt(f"eval/{i}") for i in range(4)])
+    return Trainer(
+        config,
+        algorithm,
+        actor=world,
+        rollout=world,
+        weight_sync=world,
+        prompts=FakePrompts(),
+        scorer=AlternatingScorer(),
+        evaluator=evaluator,
+        recorder=recorder,
+    )
+
+
+def test_with_lag_0_a_step_is_the_plain_sequence() -> None:
+    world = World()
+    _trainer(world, FakeRecorder(), num_steps=2).run()
+    assert world.diary == [
+        "start rollout v0", "finish rollout v0", "old_logprobs v0", "update v0", "sync v1",
+        "start rollout v1", "finish rollout v1", "old_logprobs v1", "update v1", "sync v2",
+    ]  # fmt: skip
+
+
+def test_with_lag_1_the_next_rollout_starts_before_the_update_and_ends_before_the_sync() -> None:
+    world, recorder = World(), FakeRecorder()
+    _trainer(world, recorder, num_steps=3, max_policy_lag=1).run()
+    assert world.diary == [
+        "start rollout v0", "start rollout v0", "finish rollout v0", "old_logprobs v0", "update v0", "finish rollout v0", "sync v1",
+        "start rollout v1", "old_logprobs v1", "update v1", "finish rollout v1", "sync v2",
+        "old_logprobs v2", "update v2", "sync v3",
+    ]  # fmt: skip
+    assert [metrics["lag/max"] for _, metrics, _ in recorder.steps] == [0, 1, 1]
+    assert [metrics["lag/mean"] for _, metrics, _ in recorder.steps] == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2, 5])
+def test_no_sample_is_older_than_the_lag_and_no_prompt_is_drawn_in_vain(lag: int) -> None:
+    world, recorder = World(), FakeRecorder()
+    trainer = _trainer(world, recorder, num_steps=7, max_policy_lag=lag)
+    trainer.run()
+    assert [metrics["lag/max"] for _, metrics, _ in recorder.steps] == [min(step, lag) for step in range(7)]
+    assert world.diary.count("finish rollout v0") == min(lag, 6) + 1
+    assert sum(entry.startswith("start rollout") for entry in world.diary) == 7
+
+
+def test_every_promised_metric_is_recorded_at_every_step() -> None:
+    world, recorder = World(), FakeRecorder()
+    _trainer(world, recorder).run()
+    expected = {
+        "policy_version", "reward/mean", "response_tokens/mean", "actor/loss", "actor/grad_norm", "actor/entropy",
+        "logprob/rollout_vs_old_abs_max", "logprob/rollout_vs_old_abs_mean", "weight_sync/wire_bytes",
+        "weight_sync/lower_bound_bytes", "weight_sync/verified", "weight_sync/seconds", "weight_sync/checksum_seconds",
+        "throughput/tokens_per_s", "lag/mean", "lag/max", "groups/zero_advantage",
+    }  # fmt: skip
+    for index, (step, metrics, rollouts) in enumerate(recorder.steps):
+        assert step == metrics["policy_version"] == index
+        assert expected <= metrics.keys()
+        assert all(math.isfinite(value) for value in metrics.values())
+        assert len(rollouts) == PROMPTS * SAMPLES
+    assert {"rollout", "reward", "old_logprobs", "advantages", "train", "weight_sync"} == set(recorder.phases)
+    assert recorder.steps[0][1]["reward/mean"] == 0.5
+    assert recorder.steps[0][1]["response_tokens/mean"] == 3
+    assert recorder.steps[0][1]["actor/entropy"] == 0.5
+
+
+def test_evaluation_runs_before_training_on_schedule_and_at_the_end() -> None:
+    world, recorder = World(), FakeRecorder()
+    result = _trainer(world, recorder, num_steps=5, eval_every_steps=2).run()
+    assert [step for step, _ in recorder.evaluations] == [0, 2, 4, 5]
+    assert [entry for entry in world.diary if entry.startswith("start eval")] == [f"start eval v{v}" for v in (0, 2, 4, 5)]
+    assert result == TrainResult(5, 0.5, 0.5)
+
+
+def test_evaluation_can_be_turned_off() -> None:
+    recorder = FakeRecorder()
+    assert _trainer(World(), recorder).run() == TrainResult(3, None, None)
+    assert not recorder.evaluations
+
+
+def test_the_run_ends_early_at_the_wanted_accuracy() -> None:
+    world, recorder = World(), FakeRecorder()
+    result = _trainer(world, recorder, num_steps=9, eval_every_steps=3, stop_at_accuracy=0.5).run()
+    assert result.num_steps == 0 and not recorder.steps
+    assert _trainer(World(), FakeRecorder(), num_steps=4, eval_every_steps=2, stop_at_accuracy=0.6).run().num_steps == 4
+
+
+def test_the_reference_is_asked_only_with_a_kl_term() -> None:
+    world = World()
+    _trainer(world, FakeRecorder(), num_steps=1, kl_coef=0.1).run()
+    assert "ref_logprobs" in world.diary
+    assert world.last_batch.ref_logprobs is not None and (world.last_batch.ref_logprobs == -1.25).all()
+
+
+def test_each_mini_batch_is_an_update_of_its_own() -> None:
+    world = World()
+    _trainer(world, FakeRecorder(), num_steps=1, mini_batches=4).run()
+    assert world.diary.count("update v0") == 4
+
+
+def test_a_log_prob_gap_past_the_threshold_fails_the_run_before_the_update() -> None:
+    world = World(logprob_gap=0.25)
+    with pytest.raises(EngineError) as caught:
+        _trainer(world, FakeRecorder(), max_logprob_gap=0.125).run()
+    message = str(caught.value)
+    assert "prompt p0 sample 0, token 2 (id 7, sampled by version 0) is 0.25, expected at most 0.125" in message
+    assert "trainer.max_logprob_gap" in message and "sampler -1, trainer -0.75" in message
+    assert not any(entry.startswith("update") for entry in world.diary)
+
+
+def test_the_threshold_does_not_apply_to_tokens_of_older_versions() -> None:
+    world, recorder = World(), FakeRecorder()
+    trainer = _trainer(world, recorder, num_steps=2, max_policy_lag=1, max_logprob_gap=0.125)
+    original = world.sync
+
+    def sync_then_drift(version: int) -> object:
+        world.logprob_gap = 0.25
+        return original(version)
+
+    world.sync = sync_then_drift  # type: ignore[method-assign, assignment]
+    trainer.run()
+    assert [metrics["logprob/rollout_vs_old_abs_max"] for _, metrics, _ in recorder.steps] == [0.0, 0.25]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_log_prob_that_is_not_finite_fails_the_run(value: float) -> None:
+    with pytest.raises(EngineError, match="prompt p0 sample 0, token 2 .* is not finite"):
+        _trainer(World(logprob_gap=value), FakeRecorder()).run()
+
+
+def test_a_failed_update_ends_the_run_with_the_ranks_error_and_no_sync() -> None:
+    world = World(fail_update_at=1)
+    with pytest.raises(EngineError, match=r"actor rank 1 failed in phase update:\nValueError: bad row"):
+        _trainer(world, FakeRecorder()).run()
+    assert "sync v2" not in world.diary
+
+
+def test_ctrl_c_passes_through_the_loop_and_keeps_the_finished_steps() -> None:
+    recorder = FakeRecorder()
+    with pytest.raises(KeyboardInterrupt):
+        _trainer(World(interrupt_update_at=2), recorder).run()
+    assert [step for step, _, _ in recorder.steps] == [0, 1]
+
+
+def test_a_step_without_a_single_scored_sample_is_an_error() -> None:
+    class DropsAll(AlternatingScorer):
+        def score(self, samples: object) -> list[float | None]:
+            return [None] * (PROMPTS * SAMPLES)
+
+    trainer = _trainer(World(), FakeRecorder())
+    trainer._scorer = DropsAll()
+    with pytest.raises(DataError, match="step 0: none of 8 samples could be scored"):
+        trainer.run()

@@ -1,0 +1,34 @@
+"""Bundles and slots for each way of sharing devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from hybridrl.config.schema import Placement, Platform
+from hybridrl.errors import EngineError
+from hybridrl.roles.placement import place_roles
+
+
+def test_colocated_on_cpu_is_one_pool_with_a_bundle_per_process() -> None:
+    placed = place_roles(Platform.CPU, Placement.COLOCATED, 4, 2, 2)
+    assert placed.pools == (({"CPU": 1},) * 4 + ({"CPU": 2},) * 2,)
+    assert [slot.bundle for slot in placed.actor] == [0, 1, 2, 3]
+    assert [(slot.pool, slot.bundle, slot.num_cpus) for slot in placed.rollout] == [(0, 4, 2), (0, 5, 2)]
+    assert placed.num_cpus == 8
+
+
+def test_split_is_a_pool_per_role() -> None:
+    placed = place_roles(Platform.CUDA, Placement.SPLIT, 4, 2, 2)
+    assert placed.pools == (({"CPU": 1, "GPU": 1},) * 4, ({"CPU": 2, "GPU": 2},) * 2)
+    assert [(slot.pool, slot.bundle, slot.num_gpus) for slot in placed.rollout] == [(1, 0, 2), (1, 1, 2)]
+
+
+def test_colocated_on_cuda_shares_each_device_half_and_half() -> None:
+    placed = place_roles(Platform.CUDA, Placement.COLOCATED, 4, 2, 1)
+    assert placed.pools == (({"CPU": 2, "GPU": 1},) * 4,)
+    assert {slot.num_gpus for slot in placed.actor + placed.rollout} == {0.5}
+
+
+def test_a_replica_over_several_shared_devices_is_refused_with_a_way_on() -> None:
+    with pytest.raises(EngineError, match="use placement: split, or rollout.tp_size 1"):
+        place_roles(Platform.CUDA, Placement.COLOCATED, 4, 2, 2)
