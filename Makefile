@@ -14,7 +14,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --no-input
 REQUIREMENTS := requirements/$(PLATFORM).txt requirements/dev.txt
 KERNEL_SOURCES := $(shell find kernels -type f 2>/dev/null)
 CLANG_SOURCES := $(filter %.cpp %.cu %.cuh %.h %.hpp,$(KERNEL_SOURCES))
-SHELL_SCRIPTS := .ci/run $(wildcard scripts/slurm/*.sbatch scripts/*.sh)
+SHELL_SCRIPTS := .ci/run $(wildcard scripts/*.sh scripts/slurm/*.sbatch scripts/slurm/*.sh)
 
 # Ranks of the tests share few cores: one thread each is the fastest.
 export OMP_NUM_THREADS ?= 1
