@@ -172,12 +172,12 @@ def _parse_line(line: bytes) -> Row:
 
 
 def _parquet_rows(path: Path, columns: Columns) -> Iterator[tuple[int, Row]]:
-    import pyarrow
-    import pyarrow.parquet
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     wanted = [name for name in (columns.prompt, columns.answer, columns.prompt_id) if name is not None]
     try:
-        file = pyarrow.parquet.ParquetFile(path)
+        file = pq.ParquetFile(path)
         missing = [name for name in wanted if name not in file.schema_arrow.names]
         if missing:
             there = ", ".join(map(repr, file.schema_arrow.names))
@@ -187,7 +187,7 @@ def _parquet_rows(path: Path, columns: Columns) -> Iterator[tuple[int, Row]]:
             for row in batch.to_pylist():
                 number += 1
                 yield number, row
-    except (pyarrow.ArrowInvalid, OSError) as e:
+    except (pa.ArrowInvalid, OSError) as e:
         raise DataError(f"{path}: not a readable parquet file ({e}); write it again") from e
 
 

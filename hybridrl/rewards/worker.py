@@ -33,7 +33,7 @@ def main() -> None:
     where = json.loads(requests.get())
     try:
         function = load_function(FunctionReference(Path(where["path"]), where["name"]))
-    except Exception:  # the user's own code, at a process boundary: the parent reports it
+    except Exception:  # noqa: BLE001  # the user's own code, at a process boundary: the parent reports it
         _reply(replies, _failure(FailureKind.EXCEPTION, traceback.format_exc()))
         return
     _reply(replies, {})
@@ -52,7 +52,7 @@ def _read_requests(requests: queue.Queue[str]) -> None:
 def _score(function: RewardFunction, response: str, answer: str) -> dict[str, object]:
     try:
         value: object = function(response, answer)
-    except Exception:  # the user's own code, at a process boundary: the parent reports it
+    except Exception:  # noqa: BLE001  # the user's own code, at a process boundary: the parent reports it
         return _failure(FailureKind.EXCEPTION, traceback.format_exc())
     if not isinstance(value, numbers.Real):
         return _failure(FailureKind.WRONG_TYPE, f"returned {type(value).__name__}, expected a number")
