@@ -12,6 +12,7 @@ from hybridrl.algos.aggregate import LossAggregation, loss_weights
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch, pad_rows
 from hybridrl.data.sample import Sample
 from hybridrl.observability.records import RolloutRecord
+from hybridrl.rewards.result import RewardResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +46,15 @@ class ScoredBatch:
         return np.where(oldest < 0, 0, version - oldest)
 
 
-def score_batch(samples: Sequence[Sample], rewards: Sequence[float | None]) -> ScoredBatch:
-    """Pad the samples that have a reward; those with None are left out."""
-    kept = [(sample, reward) for sample, reward in zip(samples, rewards, strict=True) if reward is not None]
-    used = tuple(sample for sample, _ in kept)
+def score_batch(samples: Sequence[Sample], result: RewardResult) -> ScoredBatch:
+    """Pad the samples that could be scored; the others are left out."""
+    used = tuple(sample for sample, is_scored in zip(samples, result.is_scored, strict=True) if is_scored)
     groups = {prompt_id: index for index, prompt_id in enumerate(dict.fromkeys(s.prompt.prompt_id for s in used))}
     lengths = np.array([len(sample.token_ids) for sample in used], dtype=np.int32)
     width = int(lengths.max(initial=1))
     return ScoredBatch(
         samples=used,
-        rewards=np.array([reward for _, reward in kept], dtype=np.float64),
+        rewards=result.rewards[result.is_scored].astype(np.float64),
         group_ids=np.array([groups[sample.prompt.prompt_id] for sample in used], dtype=np.int64),
         sequences=SequenceBatch(pad_rows([s.token_ids for s in used], width, np.int32).astype(np.int32), lengths),
         loss_mask=pad_rows([s.loss_mask for s in used], width, np.bool_).astype(np.bool_),

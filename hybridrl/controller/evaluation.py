@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hybridrl.controller.interfaces import RolloutGroup, Scorer
 from hybridrl.data.sample import Prompt
 from hybridrl.errors import DataError
@@ -60,15 +62,16 @@ class Evaluator:
         """
         started = time.perf_counter()
         samples = wait_for(self._rollout.generate(self._prompts, 1))
-        scored = [(s, r) for s, r in zip(samples, self._scorer.score(samples), strict=True) if r is not None]
-        if not scored:
+        result = self._scorer.score(samples)
+        rewards = result.rewards[result.is_scored]
+        if not len(rewards):
             raise DataError(f"evaluation: none of {len(samples)} samples could be scored; check reward.function")
-        rewards = [reward for _, reward in scored]
+        lengths = np.array([sample.num_response_tokens for sample in samples])[result.is_scored]
         return Evaluation(
-            accuracy=sum(reward >= 1.0 for reward in rewards) / len(rewards),
-            reward_mean=sum(rewards) / len(rewards),
-            response_tokens_mean=sum(sample.num_response_tokens for sample, _ in scored) / len(scored),
-            num_dropped=len(samples) - len(scored),
+            accuracy=float((rewards >= 1.0).mean()),
+            reward_mean=float(rewards.mean()),
+            response_tokens_mean=float(lengths.mean()),
+            num_dropped=len(samples) - len(rewards),
             seconds=time.perf_counter() - started,
         )
 

@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from hybridrl.data.batch import PolicyBatch, SequenceBatch
+from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
 from hybridrl.data.sample import Prompt, Sample
 from hybridrl.observability.records import Metric, RolloutRecord
+from hybridrl.rewards.result import RewardResult
 from hybridrl.roles.future import Future
 
 if TYPE_CHECKING:
@@ -36,6 +37,14 @@ class ActorGroup(Protocol):
 
     def update(self, batch: PolicyBatch) -> Future[UpdateMetrics]:
         """Take one optimizer step."""
+        ...
+
+
+class SupervisedActor(Protocol):
+    """A model that learns from demonstrations."""
+
+    def update_supervised(self, batch: SequenceBatch, loss_weights: Floats) -> Future[UpdateMetrics]:
+        """Take one optimizer step on the weighted negative log-likelihood."""
         ...
 
 
@@ -96,10 +105,10 @@ class PromptStream(Protocol):
 
 
 class Scorer(Protocol):
-    """Rewards of finished samples."""
+    """Rewards of finished samples; see :mod:`hybridrl.rewards.score`."""
 
-    def score(self, samples: Sequence[Sample]) -> list[float | None]:
-        """Return the reward of each sample; None where it could not be scored and is to be dropped."""
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """Return the reward of each sample, and which samples could not be scored and are to be dropped."""
         ...
 
 

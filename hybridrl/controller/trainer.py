@@ -122,8 +122,12 @@ class Trainer:
             wait_all(list(self._in_flight))
         with phase("weight_sync"):
             sync = self._weight_sync.sync(version + 1)
-        outcome = StepOutcome(step, version, batch, old, gap, advantages, updates, sync, len(samples) - len(batch.samples))
-        self._recorder.record_step(step, step_metrics(outcome, time.perf_counter() - started), rollout_records(batch, policy))
+        outcome = StepOutcome(
+            step, version, batch, old, gap, advantages, updates, sync, len(samples) - len(batch.samples)
+        )
+        self._recorder.record_step(
+            step, step_metrics(outcome, time.perf_counter() - started), rollout_records(batch, policy)
+        )
 
     def _start_rollouts(self, until: int) -> None:
         """Start the rollouts of every batch up to number `until` that has not been started."""

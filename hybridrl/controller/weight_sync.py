@@ -69,7 +69,12 @@ class WeightSyncer:
     """
 
     def __init__(
-        self, actor: WeightSource, rollout: WeightDestination, plan: Plan, lower_bound_bytes: int, config: WeightSyncConfig
+        self,
+        actor: WeightSource,
+        rollout: WeightDestination,
+        plan: Plan,
+        lower_bound_bytes: int,
+        config: WeightSyncConfig,
     ) -> None:
         assert plan.wire_bytes == lower_bound_bytes, (plan.wire_bytes, lower_bound_bytes)
         self._actor = actor

@@ -72,8 +72,12 @@ def to_error(failures: Sequence[Failure]) -> EngineError:
     same = [f for f in failures if (f.role, f.phase, f.kind) == (cause.role, cause.phase, FailureKind.TIMED_OUT)]
     if cause.kind is FailureKind.TIMED_OUT:
         ranks = ", ".join(str(failure.rank) for failure in same)
-        return EngineError(f"{cause.role} rank{'s' if len(same) > 1 else ''} {ranks}: no answer in phase {cause.phase}; {cause.text}")
-    verb = {FailureKind.DIED: "died", FailureKind.RAISED: "failed", FailureKind.CONNECTION: "lost a connection"}[cause.kind]
+        return EngineError(
+            f"{cause.role} rank{'s' if len(same) > 1 else ''} {ranks}: no answer in phase {cause.phase}; {cause.text}"
+        )
+    verb = {FailureKind.DIED: "died", FailureKind.RAISED: "failed", FailureKind.CONNECTION: "lost a connection"}[
+        cause.kind
+    ]
     others = sorted({f"{f.role} rank {f.rank}" for f in failures} - {f"{cause.role} rank {cause.rank}"})
     followed = f"\n(after it failed: {', '.join(others)})" if others else ""
     return EngineError(f"{cause.role} rank {cause.rank} {verb} in phase {cause.phase}:\n{cause.text.strip()}{followed}")

@@ -96,7 +96,9 @@ class MegatronGroup:
     def update_supervised(self, batch: SequenceBatch, loss_weights: Floats) -> Future[UpdateMetrics]:
         """Take one optimizer step on the weighted negative log-likelihood."""
         rows = rows_of_dp_ranks(batch.num_samples, self._dp_size)
-        return self._train_step("update_supervised", scatter_dp([(batch.select(part), loss_weights[part]) for part in rows]))
+        return self._train_step(
+            "update_supervised", scatter_dp([(batch.select(part), loss_weights[part]) for part in rows])
+        )
 
     def connect_sync(self, rendezvous: Rendezvous, plan: Plan, *, verify: bool, timeout_s: float) -> Future[None]:
         """Connect every rank with the rollout workers, which connect at the same time."""
@@ -112,7 +114,11 @@ class MegatronGroup:
     def save_checkpoint(self, folder: Path) -> Future[None]:
         """Write an HF checkpoint; every rank writes its share."""
         return self._group.call(
-            "save_checkpoint", broadcast(folder), _nothing, phase="save_checkpoint", timeout_s=self._timeouts.train_timeout_s
+            "save_checkpoint",
+            broadcast(folder),
+            _nothing,
+            phase="save_checkpoint",
+            timeout_s=self._timeouts.train_timeout_s,
         )
 
     def close(self) -> None:

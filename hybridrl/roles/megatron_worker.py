@@ -37,12 +37,14 @@ class MegatronLaunch:
 
     Attributes:
         folder: HF checkpoint to start from.
+        is_pretrained: Whether to load its weights; otherwise they are drawn from the seed.
         has_reference: Whether to keep a frozen copy of the starting weights.
         num_optimizer_steps: Steps of the whole run.
         timeout_s: Bound on every collective.
     """
 
     folder: Path
+    is_pretrained: bool
     actor: ActorConfig
     precision: Precision
     platform: Platform
@@ -142,7 +144,8 @@ class MegatronWorker:
             groups,
             launch.num_optimizer_steps,
         )
-        engine.load_checkpoint(launch.folder)
+        if launch.is_pretrained:
+            engine.load_checkpoint(launch.folder)
         return engine
 
     def _prepare_platform(self) -> None:

@@ -53,7 +53,9 @@ class RolePlacement:
         return int(sum(bundle["CPU"] for pool in self.pools for bundle in pool))
 
 
-def place_roles(platform: Platform, placement: Placement, num_ranks: int, num_replicas: int, rollout_tp: int) -> RolePlacement:
+def place_roles(
+    platform: Platform, placement: Placement, num_ranks: int, num_replicas: int, rollout_tp: int
+) -> RolePlacement:
     """Lay out training ranks and replicas.
 
     Raises:

@@ -28,7 +28,9 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 class RolloutReplicas:
     """All replicas; rank r of the role is replica r."""
 
-    def __init__(self, pool: ResourcePool, slots: Sequence[Slot], launch: RolloutLaunch, *, timeouts: TrainerConfig) -> None:
+    def __init__(
+        self, pool: ResourcePool, slots: Sequence[Slot], launch: RolloutLaunch, *, timeouts: TrainerConfig
+    ) -> None:
         actors = [pool.start_actor(RolloutReplica, slot, replica, launch) for replica, slot in enumerate(slots)]
         self._group = RoleGroup(ROLE, actors, range(len(actors)))
         self._num_replicas = len(actors)
@@ -38,7 +40,9 @@ class RolloutReplicas:
 
     def start(self) -> Future[list[ShardMap]]:
         """Start all replicas; the answer is where each worker keeps the weights, numbered through the replicas."""
-        return self._group.call("start", broadcast(), _concatenate, phase="start", timeout_s=self._timeouts.startup_timeout_s)
+        return self._group.call(
+            "start", broadcast(), _concatenate, phase="start", timeout_s=self._timeouts.startup_timeout_s
+        )
 
     def generate(self, prompts: Sequence[Prompt], samples_per_prompt: int) -> Future[list[Sample]]:
         """Play `samples_per_prompt` samples of each prompt; the answer is in the order of the prompts."""
@@ -76,7 +80,11 @@ class RolloutReplicas:
     def receive_weights(self, version: int, *, verify: bool, timeout_s: float) -> Future[list[TransferReport]]:
         """Receive all weights as `version`; the answer is one report per worker, numbered through the replicas."""
         return self._group.call(
-            "receive_weights", broadcast(version, verify, timeout_s), _concatenate, phase="weight_sync", timeout_s=timeout_s
+            "receive_weights",
+            broadcast(version, verify, timeout_s),
+            _concatenate,
+            phase="weight_sync",
+            timeout_s=timeout_s,
         )
 
     def commit(self, version: int, timeout_s: float) -> Future[None]:

@@ -58,14 +58,18 @@ class RolloutReplica:
 
         launch = self._launch
         self._loop = make_agent_loop(launch.task, load_tokenizer(launch.folder))
-        self._engine = await RolloutEngine.start(launch.folder, launch.rollout, launch.platform, launch.seed + self._replica)
+        self._engine = await RolloutEngine.start(
+            launch.folder, launch.rollout, launch.platform, launch.seed + self._replica
+        )
         return await self._engine.shard_maps(
             read_model_spec(launch.folder).tensors(),
             first_rank=self._replica * launch.rollout.tp_size,
             node=socket.gethostname(),
         )
 
-    async def generate(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: SamplingSpec) -> list[Sample]:
+    async def generate(
+        self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: SamplingSpec
+    ) -> list[Sample]:
         """Play every sample of every prompt; samples of a prompt are next to each other, in order."""
         async with asyncio.TaskGroup() as tasks:
             played = [

@@ -10,11 +10,13 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from hybridrl.config.schema import RewardFailure
 from hybridrl.controller.weight_sync import SyncReport
 from hybridrl.data.batch import PolicyBatch, SequenceBatch
 from hybridrl.data.sample import FinishReason, Prompt, Sample
-from hybridrl.errors import EngineError
 from hybridrl.observability.records import Metric, RolloutRecord
+from hybridrl.rewards.result import FailureKind as ScoringKind
+from hybridrl.rewards.result import RewardResult, ScoringFailure, collect_scores
 from hybridrl.roles.failure import Failure, FailureKind
 
 T = TypeVar("T")
@@ -156,11 +158,17 @@ class FakeUpdate:
     num_skipped: int = 0
 
 
+def make_rewards(rewards: Sequence[float | None]) -> RewardResult:
+    """Return a result in which None could not be scored."""
+    scores = [ScoringFailure(ScoringKind.EXCEPTION, "crashed") if reward is None else reward for reward in rewards]
+    return collect_scores([make_sample(make_prompt("p"), 0, 0)] * len(scores), scores, RewardFailure.DROP)
+
+
 class AlternatingScorer:
     """Rewards 1, 0, 1, 0, ...; drops the samples whose text is "crashed"."""
 
-    def score(self, samples: Sequence[Sample]) -> list[float | None]:
-        return [None if s.text == "crashed" else float(i % 2 == 0) for i, s in enumerate(samples)]
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        return make_rewards([None if s.text == "crashed" else float(i % 2 == 0) for i, s in enumerate(samples)])
 
 
 @dataclass
@@ -188,9 +196,3 @@ class FakeRecorder:
 
     def close(self) -> Path:
         return Path("report.html")
-
-
-def error_of(kind: FailureKind, role: str = "actor", rank: int = 0, text: str = "boom") -> EngineError:
-    from hybridrl.roles.failure import to_error
-
-    return to_error([Failure(role, rank, "update", kind, text)])

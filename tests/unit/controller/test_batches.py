@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridrl.controller.batches import mini_batches, policy_batch, rollout_records, score_batch
-from tests.unit.controller.fakes import make_prompt, make_sample
+from hybridrl.controller.batches import ScoredBatch, mini_batches, policy_batch, rollout_records, score_batch
+from tests.unit.controller.fakes import make_prompt, make_rewards, make_sample
 
 A, B = make_prompt("a"), make_prompt("b")
 
 
-def _batch() -> object:
-    samples = [make_sample(A, 0, 3, num_tokens=2), make_sample(A, 1, 4, num_tokens=0), make_sample(B, 0, 4, num_tokens=4)]
-    return score_batch(samples, [1.0, 0.0, 0.5])
+def _batch() -> ScoredBatch:
+    samples = [
+        make_sample(A, 0, 3, num_tokens=2),
+        make_sample(A, 1, 4, num_tokens=0),
+        make_sample(B, 0, 4, num_tokens=4),
+    ]
+    return score_batch(samples, make_rewards([1.0, 0.0, 0.5]))
 
 
 def test_rows_are_padded_on_the_right_and_groups_follow_prompts() -> None:
@@ -27,7 +31,7 @@ def test_rows_are_padded_on_the_right_and_groups_follow_prompts() -> None:
 
 def test_dropped_samples_are_left_out() -> None:
     samples = [make_sample(A, i, 0) for i in range(3)]
-    batch = score_batch(samples, [1.0, None, 0.0])
+    batch = score_batch(samples, make_rewards([1.0, None, 0.0]))
     assert [sample.sample_index for sample in batch.samples] == [0, 2]
     assert batch.rewards.tolist() == [1.0, 0.0]
 

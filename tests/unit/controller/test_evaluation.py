@@ -9,15 +9,16 @@ import pytest
 from hybridrl.controller.evaluation import EvaluationSchedule, Evaluator
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError
-from tests.unit.controller.fakes import World, make_prompt
+from hybridrl.rewards.result import RewardResult
+from tests.unit.controller.fakes import World, make_prompt, make_rewards
 
 
 class Scores:
     def __init__(self, *rewards: float | None) -> None:
         self._rewards = rewards
 
-    def score(self, samples: Sequence[Sample]) -> list[float | None]:
-        return list(self._rewards)
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        return make_rewards(self._rewards)
 
 
 def _evaluator(*rewards: float | None) -> Evaluator:

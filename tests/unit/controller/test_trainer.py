@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
 from hybridrl.config.schema import AlgorithmConfig, TrainerConfig
 from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.trainer import Trainer, TrainResult
+from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError, EngineError
-from tests.unit.controller.fakes import AlternatingScorer, FakePrompts, FakeRecorder, World, make_prompt
+from hybridrl.rewards.result import RewardResult
+from tests.unit.controller.fakes import AlternatingScorer, FakePrompts, FakeRecorder, World, make_prompt, make_rewards
 
 PROMPTS, SAMPLES = 2, 4
 
 
-def _trainer(world: World, recorder: FakeRecorder, *, kl_coef: float = 0.0, mini_batches: int = 1, **settings: object) -> Trainer:
+def _trainer(
+    world: World, recorder: FakeRecorder, *, kl_coef: float = 0.0, mini_batches: int = 1, **settings: object
+) -> Trainer:
     config = TrainerConfig(**{"num_steps": 3, "eval_every_steps": 0} | settings)
     algorithm = AlgorithmConfig(
         prompts_per_step=PROMPTS, samples_per_prompt=SAMPLES, kl_coef=kl_coef, mini_batches_per_step=mini_batches
@@ -89,7 +94,9 @@ def test_evaluation_runs_before_training_on_schedule_and_at_the_end() -> None:
     world, recorder = World(), FakeRecorder()
     result = _trainer(world, recorder, num_steps=5, eval_every_steps=2).run()
     assert [step for step, _ in recorder.evaluations] == [0, 2, 4, 5]
-    assert [entry for entry in world.diary if entry.startswith("start eval")] == [f"start eval v{v}" for v in (0, 2, 4, 5)]
+    assert [entry for entry in world.diary if entry.startswith("start eval")] == [
+        f"start eval v{v}" for v in (0, 2, 4, 5)
+    ]
     assert result == TrainResult(5, 0.5, 0.5)
 
 
@@ -145,7 +152,7 @@ def test_the_threshold_does_not_apply_to_tokens_of_older_versions() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_log_prob_that_is_not_finite_fails_the_run(value: float) -> None:
-    with pytest.raises(EngineError, match="prompt p0 sample 0, token 2 .* is not finite"):
+    with pytest.raises(EngineError, match=r"prompt p0 sample 0, token 2 .* is not finite"):
         _trainer(World(logprob_gap=value), FakeRecorder()).run()
 
 
@@ -165,8 +172,8 @@ def test_ctrl_c_passes_through_the_loop_and_keeps_the_finished_steps() -> None:
 
 def test_a_step_without_a_single_scored_sample_is_an_error() -> None:
     class DropsAll(AlternatingScorer):
-        def score(self, samples: object) -> list[float | None]:
-            return [None] * (PROMPTS * SAMPLES)
+        def score(self, samples: Sequence[Sample]) -> RewardResult:
+            return make_rewards([None] * len(samples))
 
     trainer = _trainer(World(), FakeRecorder())
     trainer._scorer = DropsAll()

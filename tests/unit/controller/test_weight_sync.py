@@ -33,7 +33,9 @@ KEY = PieceKey(NAME, 0, 0)
 
 
 def _report(checksum: int | None) -> TransferReport:
-    return TransferReport({} if checksum is None else {KEY: checksum}, 32, {"copy": 0.0, "checksum": 0.002, "total": 0.01})
+    return TransferReport(
+        {} if checksum is None else {KEY: checksum}, 32, {"copy": 0.0, "checksum": 0.002, "total": 0.01}
+    )
 
 
 @dataclass

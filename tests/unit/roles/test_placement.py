@@ -30,5 +30,5 @@ def test_colocated_on_cuda_shares_each_device_half_and_half() -> None:
 
 
 def test_a_replica_over_several_shared_devices_is_refused_with_a_way_on() -> None:
-    with pytest.raises(EngineError, match="use placement: split, or rollout.tp_size 1"):
+    with pytest.raises(EngineError, match=r"use placement: split, or rollout\.tp_size 1"):
         place_roles(Platform.CUDA, Placement.COLOCATED, 4, 2, 2)

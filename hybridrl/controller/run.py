@@ -1,0 +1,141 @@
+"""Whole runs, from a checked configuration to the last line on the screen.
+
+Whatever ends a run, Ctrl-C and SIGTERM included, its folder is left whole, its processes are gone, and a Ray that it started
+is stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from hybridrl.config.dump import resolved_yaml
+from hybridrl.config.schema import ExperimentConfig
+from hybridrl.controller.evaluation import Evaluator
+from hybridrl.controller.startup import start_actor, start_roles
+from hybridrl.controller.supervised import train_supervised
+from hybridrl.controller.trainer import Trainer, TrainResult
+from hybridrl.data.dataset import open_dataset
+from hybridrl.data.demonstrations import open_demonstrations
+from hybridrl.data.tokenizer import load_tokenizer
+from hybridrl.errors import ConfigError
+from hybridrl.layout.parallel import parallel_sizes
+from hybridrl.observability.recorder import RunRecorder
+from hybridrl.rewards.score import make_scorer
+from hybridrl.roles.future import wait_for
+
+_EXIT_INTERRUPTED = 130
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HF_FOLDER = "hf"
+
+
+def train(config: ExperimentConfig) -> int:
+    """Train with RL; return the exit code.
+
+    Raises:
+        HybridRLError: What ended the run; the message says where and what to do next.
+    """
+    dataset = open_dataset(config.data, load_tokenizer(Path(config.model.path)), config.seed)
+
+    def run(recorder: RunRecorder) -> str:
+        with (
+            contextlib.closing(make_scorer(config.reward, config.data.task)) as scorer,
+            start_roles(config) as roles,
+        ):
+            trainer = Trainer(
+                config.trainer,
+                config.algorithm,
+                actor=roles.actor,
+                rollout=roles.rollout,
+                weight_sync=roles.weight_sync,
+                prompts=dataset.train,
+                scorer=scorer,
+                evaluator=Evaluator(roles.rollout, scorer, dataset.evaluation),
+                recorder=recorder,
+            )
+            result = trainer.run()
+            if config.trainer.save_hf_at_end:
+                recorder.status("writing the trained policy")
+                wait_for(roles.actor.save_checkpoint(recorder.run_dir / _HF_FOLDER))
+        return _summary(result)
+
+    return _recorded(config, config.trainer.num_steps, _what_starts(config), run)
+
+
+def sft(config: ExperimentConfig) -> int:
+    """Train on demonstrations and write an HF checkpoint; return the exit code.
+
+    Raises:
+        HybridRLError: What ended the run; the message says where and what to do next.
+    """
+    output = Path(config.sft.output_path)
+    if output.exists():
+        raise ConfigError(f"sft.output_path: {output} exists already; choose another folder or remove it")
+    tokenizer = load_tokenizer(Path(config.model.path))
+    demonstrations = open_demonstrations(config.data, tokenizer, config.sft.tool_fraction, config.seed)
+
+    def run(recorder: RunRecorder) -> str:
+        num_steps = config.sft.num_steps
+        with start_actor(config, num_steps) as actor:
+            train_supervised(
+                actor, demonstrations, recorder, num_steps=num_steps, samples_per_step=config.sft.samples_per_step
+            )
+            recorder.status("writing the checkpoint")
+            wait_for(actor.save_checkpoint(output))
+        return f"checkpoint: {output}"
+
+    return _recorded(config, config.sft.num_steps, f"starting {_ranks(config)}", run)
+
+
+def _recorded(config: ExperimentConfig, num_steps: int, status: str, run: Callable[[RunRecorder], str]) -> int:
+    """Run inside a run folder that is left whole; print the last line."""
+    recorder = RunRecorder(Path(config.runs_dir), config.name, resolved_yaml(config), num_steps)
+    try:
+        with _stop_signals(), recorder:
+            recorder.status(status)
+            summary = run(recorder)
+    except KeyboardInterrupt:
+        print(f"interrupted; report: {recorder.close()}", flush=True)
+        return _EXIT_INTERRUPTED
+    print(f"{summary} report: {recorder.close()}", flush=True)
+    return 0
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[None]:
+    """Turn the first Ctrl-C or SIGTERM into KeyboardInterrupt, and let no second one disturb the clean-up, which is bounded."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in _STOP_SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in _STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _summary(result: TrainResult) -> str:
+    if result.last_accuracy is None:
+        return f"trained {result.num_steps} steps"
+    return f"eval/accuracy {result.last_accuracy:.3f} (was {result.first_accuracy:.3f})"
+
+
+def _ranks(config: ExperimentConfig) -> str:
+    parallel = config.actor.parallel
+    sizes = parallel_sizes(parallel)
+    return (
+        f"{sizes.world_size} Megatron ranks (tp {sizes.tp}, pp {sizes.pp}, ep {sizes.ep}, etp {sizes.etp}, "
+        f"cp {sizes.cp}, dp {sizes.dp})"
+    )
+
+
+def _what_starts(config: ExperimentConfig) -> str:
+    rollout = config.rollout
+    return f"starting {_ranks(config)} and {rollout.num_replicas} vLLM replicas (tp {rollout.tp_size})"
