@@ -33,6 +33,7 @@ setup: $(VENV)/.built  ## Make the environment, install the pinned packages, bui
 $(VENV)/.packages: $(REQUIREMENTS)
 	@echo "== packages: Python environment in $(VENV), from $(REQUIREMENTS)"
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: install it, or name one with PYTHON=..."; exit 1; }
+	@$(PYTHON) scripts/check_machine.py $(PLATFORM)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "   installing: a few minutes and about 4 GB the first time"
 	@$(PIP) install -q $(addprefix -r ,$(REQUIREMENTS))

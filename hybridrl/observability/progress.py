@@ -86,8 +86,8 @@ class PlainProgress:
 
     def evaluation(self, step: int, metrics: Mapping[str, Metric]) -> None:
         """Print the evaluation."""
-        numbers = "  ".join(f"{name} {float(value):.3f}" for name, value in metrics.items())
-        print(f"step {step}/{self._num_steps}  {numbers}", flush=True)
+        numbers = "  ".join(f"{name.removeprefix('eval/')} {float(value):.4g}" for name, value in metrics.items())
+        print(f"evaluation after step {step}/{self._num_steps}  {numbers}", flush=True)
 
     def step(self, step: int, metrics: Mapping[str, Metric]) -> None:
         """Print the step's main numbers and the time of each phase."""

@@ -70,7 +70,7 @@ class RunRecorder:
         return self._phases.phase(name)
 
     def start_steps(self) -> None:
-        """Start the clock of ``time_s/step``: call it once, after start-up and before the first step."""
+        """Start the clock of the next step anew, so that start-up or an evaluation before it does not count as its time."""
         self._phases.take()
 
     def record_evaluation(self, step: int, metrics: Mapping[str, Metric]) -> None:

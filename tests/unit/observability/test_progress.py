@@ -44,7 +44,7 @@ def test_plain_lines_say_what_starts_and_what_an_evaluation_gave(capsys):
     progress.phases(("rollout",))
     progress.evaluation(10, {"eval/accuracy": 0.875})
 
-    assert capsys.readouterr().out == "starting 4 Megatron ranks\nstep 10/40  eval/accuracy 0.875\n"
+    assert capsys.readouterr().out == "starting 4 Megatron ranks\nevaluation after step 10/40  accuracy 0.875\n"
 
 
 def test_the_live_panel_shows_numbers_phases_and_the_last_evaluation():
