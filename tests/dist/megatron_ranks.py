@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from hybridrl.engines.megatron import cpu
 from hybridrl.engines.megatron.engine import MegatronEngine
 from hybridrl.engines.megatron.process_groups import start_process_group, stop_process_group
 from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
+from hybridrl.errors import EngineError, ReshardError
 from hybridrl.layout.families import model_spec
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import parallel_sizes
@@ -61,14 +63,14 @@ class Setup:
 
 
 @contextmanager
-def engine(rank: int, init_method: str, setup: Setup) -> Iterator[MegatronEngine]:
+def engine(rank: int, init_method: str, setup: Setup, hf_folder: Path = Path()) -> Iterator[MegatronEngine]:
     """Start the groups, build the engine and fill in the weights."""
     cpu.install()
     groups = start_process_group(rank, setup.parallel, Platform.CPU, init_method, timeout_s=60)
     spec = model_spec(setup.model)
     built = MegatronEngine(
         spec=spec,
-        hf_folder=Path(),
+        hf_folder=hf_folder,
         parallel=setup.parallel,
         precision=setup.precision,
         platform=Platform.CPU,
@@ -161,3 +163,64 @@ def logprobs_and_step(rank: int, init_method: str, setup: Setup, batch: PolicyBa
         before = built.logprobs(mine.sequences, temperature)
         metrics = built.update(mine, LOSS, temperature, want_logprobs=True)
         return StepOutcome(rows, before, metrics, copy_out(built.shard_map(place(rank)), built.tensors()))
+
+
+def load_and_logprobs(rank: int, init_method: str, setup: Setup, folder: Path, batch: SequenceBatch, temperature: float) -> LogprobResult | None:
+    with engine(rank, init_method, setup) as built:
+        built.load_checkpoint(folder)
+        return built.logprobs(batch, temperature)
+
+
+def load_and_save(rank: int, init_method: str, setup: Setup, source: Path, target: Path) -> None:
+    with engine(rank, init_method, setup, source) as built:
+        built.load_checkpoint(source)
+        built.save_checkpoint(target)
+
+
+def save_again(rank: int, init_method: str, setup: Setup, source: Path, target: Path) -> str:
+    with engine(rank, init_method, setup, source) as built:
+        try:
+            built.save_checkpoint(target)
+        except ReshardError as e:
+            return str(e)
+    return "saved"
+
+
+def updates(rank: int, init_method: str, setup: Setup, batches: list[PolicyBatch]) -> list[tuple[UpdateMetrics | None, dict[str, torch.Tensor]]]:
+    """Update once per batch; return each metrics with the parameters after it."""
+    with engine(rank, init_method, setup) as built:
+        mine = [batch.select(rows_of_rank(batch.sequences.num_samples, rank, setup.parallel)) for batch in batches]
+        return [
+            (built.update(batch, LOSS, 1.0), {name: tensor.clone() for name, tensor in built.tensors().items()}) for batch in mine
+        ]
+
+
+def supervised_updates(rank: int, init_method: str, setup: Setup, batch: SequenceBatch, weights: np.ndarray, num_steps: int) -> list[UpdateMetrics | None]:
+    with engine(rank, init_method, setup) as built:
+        return [built.update_supervised(batch, weights) for _ in range(num_steps)]
+
+
+def message_of(rank: int, init_method: str, setup: Setup, batch: PolicyBatch, loss: PolicyLossConfig) -> str:
+    """Return the message of the error that an update ends in."""
+    with engine(rank, init_method, setup) as built:
+        try:
+            built.update(batch, loss, 1.0)
+        except EngineError as e:
+            return str(e)
+    return "no error"
+
+
+def adaptation_round_trip(rank: int, init_method: str) -> list[str]:
+    """Return the Megatron modules whose torch differs from torch after install, work and uninstall, and what else is left."""
+    before = {name: module.__dict__.get("torch") for name, module in sys.modules.items() if name.startswith("megatron.")}
+    methods = (torch.Tensor.type, torch.Tensor.cuda, torch.zeros, torch.distributed.all_gather)
+    setup = Setup(MOE, random_weights(model_spec(MOE)), optimizer=SHOW_GRADIENT)
+    with engine(rank, init_method, setup) as built:
+        built.update(ragged_batch(2, 61), LOSS, 1.0)
+        adapted = {name for name in before if sys.modules[name].__dict__.get("torch") is not before[name]}
+    assert adapted and cpu.is_installed()
+    cpu.uninstall()
+    left = [name for name, value in before.items() if sys.modules[name].__dict__.get("torch") is not value]
+    if methods != (torch.Tensor.type, torch.Tensor.cuda, torch.zeros, torch.distributed.all_gather):
+        left.append("torch")
+    return left

@@ -7,7 +7,7 @@ its reporting rank (last pipeline stage, tp rank 0, cp rank 0) returns the resul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +28,14 @@ from hybridrl.engines.megatron.pipeline import MicroResult, Pipeline
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
 from hybridrl.engines.megatron.transformer_config import choose_layer_spec, transformer_config
-from hybridrl.errors import EngineError
+from hybridrl.errors import EngineError, HybridRLError, ReshardError
 from hybridrl.layout.box import DType
 from hybridrl.layout.megatron import MegatronLayout, megatron_shard_map
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.layout.shard import Place, ShardMap
+from hybridrl.reshard.checkpoint import create_checkpoint, finish_checkpoint, load_checkpoint, write_checkpoint
 
 _DTYPES = {Precision.FLOAT32: DType.FLOAT32, Precision.BFLOAT16: DType.BFLOAT16}
 
@@ -91,6 +92,29 @@ class MegatronEngine:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return live parameter and buffer data by local name."""
         return named_tensors(self._chunks)
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Read this rank's slices of an HF checkpoint.
+
+        Raises:
+            LayoutError: When files are damaged or do not fit the model.
+        """
+        place = _declared_place(self._groups.rank)
+        load_checkpoint(folder, self.layout.spec, self.shard_map(place), self.tensors())
+        self.parameters_changed()
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write an HF checkpoint, each rank its share. Collective over the role.
+
+        Raises:
+            ReshardError: On every rank, when `folder` exists or rank 0 cannot create it.
+        """
+        spec, rank = self.layout.spec, self._groups.rank
+        maps = [megatron_shard_map(self.layout, _declared_place(r)) for r in range(self._groups.sizes.world_size)]
+        self._on_rank_0(lambda: create_checkpoint(folder, spec, self.layout.dtype, self._hf_folder))
+        write_checkpoint(folder, spec, maps, rank, self.tensors())
+        dist.barrier()
+        self._on_rank_0(lambda: finish_checkpoint(folder))
 
     def parameters_changed(self) -> None:
         """Tell the optimizer that parameters were written from outside."""
@@ -169,6 +193,18 @@ class MegatronEngine:
         logprobs = scatter_back(picked, [result.logprobs for result in results]) if want_logprobs else None
         return _metrics(sums, step, self._optimizer.num_skipped, logprobs)
 
+    def _on_rank_0(self, action: Callable[[], None]) -> None:
+        """Run `action` on rank 0 and let every rank know how it ended."""
+        failure: list[str | None] = [None]
+        if self._groups.rank == 0:
+            try:
+                action()
+            except (HybridRLError, OSError) as e:
+                failure = [str(e)]
+        dist.broadcast_object_list(failure, src=0)
+        if failure[0] is not None:
+            raise ReshardError(failure[0])
+
     def _split(
         self, batch: SequenceBatch, picked: NDArray[np.bool_], values: Mapping[str, NDArray[np.float32]]
     ) -> micro_batches.MicroBatches:
@@ -181,6 +217,10 @@ class MegatronEngine:
             dist.all_reduce(total, group=self._groups.collection.dp)
         values: list[float] = total.tolist()
         return values
+
+
+def _declared_place(rank: int) -> Place:
+    return Place("megatron", rank, "file", f"rank {rank}")
 
 
 def _metrics(sums: list[float], step: StepResult, num_skipped: int, logprobs: NDArray[np.float32] | None) -> UpdateMetrics:
