@@ -1,0 +1,113 @@
+"""The command line: ``hybridrl train FILE [key=value ...]``, ``hybridrl sft FILE [...]``, ``hybridrl check FILE [...]``.
+
+The only place that reads arguments. Everything that can be refused is refused here, before an engine is imported.
+Exit codes: 0 done, 1 the run failed, 2 the configuration or the data is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridrl.config.schema import ExperimentConfig
+from hybridrl.errors import ConfigError, DataError, HybridRLError
+from hybridrl.preflight.check import Checked, load_checked
+from hybridrl.preflight.command import Command
+
+EXIT_OK, EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a person asked for."""
+
+    path: Path
+    overrides: tuple[str, ...]
+    command: Command
+    is_check_only: bool
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: Without the program's name; those of the process when None.
+
+    Returns:
+        The exit code.
+    """
+    request = _parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        checked = load_checked(request.path, request.overrides, request.command)
+        return _check(checked) if request.is_check_only else _runner(request.command)(checked.config)
+    except ConfigError as e:
+        _complain(f"{request.path}: {len(e.problems)} problem(s) in the configuration; nothing was started", e)
+        return EXIT_WRONG_INPUT
+    except DataError as e:
+        _complain(f"{request.path}: the data cannot be used", e)
+        return EXIT_WRONG_INPUT
+    except HybridRLError as e:
+        _complain(f"{request.path}: the run failed ({type(e).__name__})", e)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _parse(arguments: Sequence[str]) -> Request:
+    parser = argparse.ArgumentParser(
+        prog="hybridrl", description="Reinforcement learning for mixture-of-experts models"
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in (
+        ("train", "train a policy with reinforcement learning"),
+        ("sft", "fine-tune on demonstrations"),
+        ("check", "check a configuration and its data, and print what follows from it"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("file", type=Path, metavar="FILE", help="YAML configuration")
+        command.add_argument(
+            "overrides", nargs="*", metavar="key=value", help="settings that replace those of the file"
+        )
+        if name == "check":
+            command.add_argument(
+                "--sft", action="store_true", help="check it for hybridrl sft instead of hybridrl train"
+            )
+    parsed = parser.parse_args(arguments)
+    is_check_only = parsed.command == "check"
+    command_kind = Command.SFT if parsed.command == "sft" or (is_check_only and parsed.sft) else Command.TRAIN
+    return Request(parsed.file, tuple(parsed.overrides), command_kind, is_check_only)
+
+
+def _check(checked: Checked) -> int:
+    """Read the data as well, and print what follows from the configuration."""
+    from hybridrl.data.dataset import open_dataset
+    from hybridrl.data.demonstrations import open_demonstrations
+    from hybridrl.data.tokenizer import load_tokenizer
+
+    config = checked.config
+    tokenizer = load_tokenizer(Path(config.model.path))
+    if checked.command is Command.SFT:
+        open_demonstrations(config.data, tokenizer, config.sft.tool_fraction, config.seed)
+    else:
+        open_dataset(config.data, tokenizer, config.seed).train.take(1)
+    print(checked.summary())
+    return EXIT_OK
+
+
+def _runner(command: Command) -> Callable[[ExperimentConfig], int]:
+    """Import the controller, and with it the engines, only now."""
+    from hybridrl.controller.run import sft, train
+
+    return sft if command is Command.SFT else train
+
+
+def _complain(headline: str, error: HybridRLError) -> None:
+    print(f"hybridrl: {headline}", *(f"  {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

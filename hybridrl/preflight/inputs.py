@@ -1,0 +1,65 @@
+"""Are the prompt files, the reward function and the output folder as the configuration says?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hybridrl.config.schema import ExperimentConfig, TaskName
+from hybridrl.errors import ConfigError
+from hybridrl.preflight.command import Command
+from hybridrl.preflight.report import Report
+from hybridrl.rewards.function import find_function
+
+_SUFFIXES = (".jsonl", ".parquet")
+_EXPECTED_FILE = "a .jsonl or .parquet file with prompts"
+
+
+def check_inputs(report: Report, config: ExperimentConfig, command: Command) -> None:
+    """Check what a run reads besides its model, and where it writes."""
+    if config.data.task is TaskName.FILE:
+        _check_file(report, "data.train_path", config.data.train_path, is_needed=True)
+        if command is Command.TRAIN:
+            _check_file(report, "data.eval_path", config.data.eval_path, is_needed=False)
+            _check_evaluation(report, config)
+            _check_reward(report, config.reward.function)
+    if not _is_plain_name(config.name):
+        next_step = "use letters, digits, dots, dashes and underscores"
+        report.add("name", repr(config.name), "the name of a folder inside runs_dir", next_step)
+    output = Path(config.sft.output_path)
+    if command is Command.SFT and output.exists():
+        next_step = "choose another folder or remove this one"
+        report.add("sft.output_path", output, "a folder that does not exist yet", next_step)
+
+
+def _check_file(report: Report, key: str, path: str | None, *, is_needed: bool) -> None:
+    if path is None:
+        if is_needed:
+            report.add(key, "nothing", f"{_EXPECTED_FILE}, since data.task is file", "set it", related=("data.task",))
+    elif not Path(path).is_file():
+        report.add(key, path, _EXPECTED_FILE, "there is no such file: correct the path")
+    elif Path(path).suffix not in _SUFFIXES:
+        report.add(key, path, _EXPECTED_FILE, "convert the file or correct its suffix")
+
+
+def _check_evaluation(report: Report, config: ExperimentConfig) -> None:
+    if config.data.eval_path is None and config.trainer.eval_every_steps > 0:
+        expected = f"{_EXPECTED_FILE}, since trainer.eval_every_steps is {config.trainer.eval_every_steps}"
+        next_step = "set it, or set trainer.eval_every_steps to 0"
+        report.add("data.eval_path", "nothing", expected, next_step, related=("data.task", "trainer.eval_every_steps"))
+
+
+def _check_reward(report: Report, reference: str | None) -> None:
+    key = "reward.function"
+    if reference is None:
+        expected = "file.py:function, since data.task is file"
+        report.add(key, "nothing", expected, "write one and name it here", related=("data.task",))
+        return
+    try:
+        find_function(reference)
+    except ConfigError as e:
+        if not report.draft.is_broken(key):
+            report.problems.append(f"{report.draft.where(key)}: {key}: {e}")
+
+
+def _is_plain_name(name: str) -> bool:
+    return name not in (".", "..") and all(character.isalnum() or character in "._-" for character in name)

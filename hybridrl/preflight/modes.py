@@ -1,0 +1,101 @@
+"""Which settings exclude each other, and which would not be read: a setting that is ignored is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hybridrl.config.schema import ExperimentConfig, LrSchedule, Placement, Platform, TaskName
+from hybridrl.layout.parallel import parallel_sizes
+from hybridrl.preflight.command import Command
+from hybridrl.preflight.report import Report
+
+_SFT_READS_OF_TRAINER = ("trainer.train_timeout_s", "trainer.startup_timeout_s")
+
+
+def check_modes(report: Report, config: ExperimentConfig, command: Command) -> None:
+    """Check combinations of settings."""
+    _check_parallel(report, config)
+    if command is Command.TRAIN:
+        _check_placement(report, config)
+    optimizer, trainer = config.actor.optimizer, config.trainer
+    if optimizer.schedule is not LrSchedule.CONSTANT and optimizer.min_lr > optimizer.lr:
+        key, expected = "actor.optimizer.min_lr", f"at most actor.optimizer.lr = {optimizer.lr:g}"
+        report.add(key, optimizer.min_lr, expected, "lower it", related=("actor.optimizer",))
+    if trainer.stop_at_accuracy is not None and trainer.eval_every_steps == 0:
+        key, expected = "trainer.stop_at_accuracy", "null, since trainer.eval_every_steps is 0"
+        report.add(key, trainer.stop_at_accuracy, expected, "turn evaluation on", related=("trainer.eval_every_steps",))
+    _check_unread(report, config, command)
+
+
+def _check_parallel(report: Report, config: ExperimentConfig) -> None:
+    parallel = config.actor.parallel
+    if parallel.cp_size > 1:
+        report.add("actor.parallel.cp_size", parallel.cp_size, "1: context parallelism is not supported", "set it to 1")
+    ranks = parallel.tp_size * parallel.cp_size * parallel.dp_size
+    expert_ranks = parallel.ep_size * parallel.etp_size
+    if ranks % expert_ranks:
+        key = "actor.parallel.ep_size" if parallel.ep_size > 1 else "actor.parallel.etp_size"
+        got = f"ep_size {parallel.ep_size} x etp_size {parallel.etp_size} = {expert_ranks}"
+        sizes = f"tp_size {parallel.tp_size} x cp_size {parallel.cp_size} x dp_size {parallel.dp_size}"
+        expected = f"a divisor of the ranks of a pipeline stage, {sizes} = {ranks}"
+        report.add(key, got, expected, "lower it or raise dp_size", related=("actor.parallel",))
+
+
+def _check_placement(report: Report, config: ExperimentConfig) -> None:
+    if config.platform is not Platform.CUDA or config.placement is not Placement.COLOCATED:
+        return
+    related: tuple[str, ...] = ("platform", "placement")
+    if config.trainer.max_policy_lag > 0:
+        expected = "0, since placement colocated lets actor and rollout take turns on the same GPUs"
+        next_step = "set placement to split, or the lag to 0"
+        report.add("trainer.max_policy_lag", config.trainer.max_policy_lag, expected, next_step, related=related)
+    num_ranks = parallel_sizes(config.actor.parallel).world_size
+    num_rollout = config.rollout.num_replicas * config.rollout.tp_size
+    if num_rollout > num_ranks:
+        got = f"{config.rollout.num_replicas} replicas x tp_size {config.rollout.tp_size} = {num_rollout} GPUs"
+        expected = f"at most the actor's {num_ranks}, since placement is colocated"
+        next_step = "lower it or set placement to split"
+        related = (*related, "rollout.tp_size", "actor.parallel")
+        report.add("rollout.num_replicas", got, expected, next_step, related=related)
+
+
+def _check_unread(report: Report, config: ExperimentConfig, command: Command) -> None:
+    default = ExperimentConfig()
+    seen: set[str] = set()
+    for section, reason in _unread(config, command):
+        for key in report.draft.keys_set(section):
+            is_read = command is Command.SFT and key in _SFT_READS_OF_TRAINER
+            if key not in seen and not is_read and value_of(config, key) != value_of(default, key):
+                seen.add(key)
+                report.add(key, "a value", f"none: it is not read {reason}", "remove it")
+
+
+def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, str]]:
+    """Yield keys and sections that have no effect, and why."""
+    if command is Command.TRAIN:
+        yield "sft", "by hybridrl train"
+    else:
+        sections = ("placement", "rollout", "reward", "algorithm", "weight_sync", "trainer")
+        for section in (*sections, "data.eval_path", "data.num_eval_prompts"):
+            yield section, "by hybridrl sft"
+    if config.platform is Platform.CPU:
+        yield "rollout.gpu_memory_fraction", "when platform is cpu"
+    else:
+        yield "rollout.kv_cache_gib", "when platform is cuda"
+        yield "actor.threads_per_rank", "when platform is cuda"
+    if config.data.task is TaskName.FILE:
+        yield "sft.tool_fraction", "when data.task is file"
+    else:
+        for name in ("train_path", "eval_path", "prompt_key", "answer_key", "id_key"):
+            yield f"data.{name}", f"when data.task is {config.data.task.value}"
+        yield "reward", f"when data.task is {config.data.task.value}, which brings its own reward"
+    if config.actor.optimizer.schedule is LrSchedule.CONSTANT:
+        yield "actor.optimizer.min_lr", "when actor.optimizer.schedule is constant"
+
+
+def value_of(config: ExperimentConfig, key: str) -> object:
+    """Return the value of a dotted key."""
+    value: object = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,32 @@
+"""Where preflight checks put what they find: one line per problem, none about a key that is broken already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hybridrl.config.load import Draft
+
+
+@dataclass(slots=True)
+class Report:
+    """Problems that no key has alone."""
+
+    draft: Draft
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, key: str, got: object, expected: str, next_step: str, *, related: Sequence[str] = ()) -> None:
+        """Note that the value of a key does not fit.
+
+        Args:
+            related: Other keys that the problem depends on. When one of all these keys is broken, the problem may be a
+                consequence of that and is left out.
+        """
+        if not any(self.draft.is_broken(name) for name in (key, *related)):
+            self.problems.append(f"{self.draft.where(key)}: {key}: got {got}, expected {expected}; {next_step}")
+
+
+def divisors(number: int) -> str:
+    """Return the divisors of a number for a message, e.g. ``1, 2, 4``; at most the first ten."""
+    found = [str(divisor) for divisor in range(1, number + 1) if number % divisor == 0]
+    return ", ".join(found[:10]) + (", ..." if len(found) > 10 else "")
