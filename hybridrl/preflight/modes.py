@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hybridrl.config.schema import ExperimentConfig, LrSchedule, Placement, Platform, TaskName
-from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
 
@@ -42,21 +41,11 @@ def _check_parallel(report: Report, config: ExperimentConfig) -> None:
 
 
 def _check_placement(report: Report, config: ExperimentConfig) -> None:
-    if config.platform is not Platform.CUDA or config.placement is not Placement.COLOCATED:
-        return
-    related: tuple[str, ...] = ("platform", "placement")
-    if config.trainer.max_policy_lag > 0:
-        expected = "0, since placement colocated lets actor and rollout take turns on the same GPUs"
-        next_step = "set placement to split, or the lag to 0"
-        report.add("trainer.max_policy_lag", config.trainer.max_policy_lag, expected, next_step, related=related)
-    num_ranks = parallel_sizes(config.actor.parallel).world_size
-    num_rollout = config.rollout.num_replicas * config.rollout.tp_size
-    if num_rollout > num_ranks:
-        got = f"{config.rollout.num_replicas} replicas x tp_size {config.rollout.tp_size} = {num_rollout} GPUs"
-        expected = f"at most the actor's {num_ranks}, since placement is colocated"
-        next_step = "lower it or set placement to split"
-        related = (*related, "rollout.tp_size", "actor.parallel")
-        report.add("rollout.num_replicas", got, expected, next_step, related=related)
+    is_shared = config.platform is Platform.CUDA and config.placement is Placement.COLOCATED
+    if is_shared and config.rollout.tp_size > 1:
+        expected = "1: with placement colocated on cuda a replica shares one device with one training rank"
+        related = ("platform", "placement")
+        report.add("rollout.tp_size", config.rollout.tp_size, expected, "set placement to split", related=related)
 
 
 def _check_unread(report: Report, config: ExperimentConfig, command: Command) -> None:
