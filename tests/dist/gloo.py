@@ -22,7 +22,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.dist.megatron_ranks"])
 
 
-class RankFailure(AssertionError):
+class RankError(AssertionError):
     """The first rank that failed, with its traceback."""
 
 
@@ -34,7 +34,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         timeout_s: Time for all ranks together, in seconds.
 
     Raises:
-        RankFailure: With the traceback of the first failing rank, or the ranks that did not finish in time.
+        RankError: With the traceback of the first failing rank, or the ranks that did not finish in time.
     """
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     deadline = time.monotonic() + timeout_s
@@ -65,14 +65,14 @@ def _collect(readers: list[Connection], deadline: float, timeout_s: float) -> li
     while pending:
         ready = wait(list(pending.values()), timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise RankFailure(f"ranks {sorted(pending)} did not finish within {timeout_s:.0f} s")
+            raise RankError(f"ranks {sorted(pending)} did not finish within {timeout_s:.0f} s")
         for rank in [rank for rank, reader in pending.items() if reader in ready]:
             try:
                 has_succeeded, value = pickle.loads(pending.pop(rank).recv_bytes())
             except EOFError:
-                raise RankFailure(f"rank {rank} died without a word") from None
+                raise RankError(f"rank {rank} died without a word") from None
             if not has_succeeded:
-                raise RankFailure(f"rank {rank} failed first:\n{value}")
+                raise RankError(f"rank {rank} failed first:\n{value}")
             results[rank] = value
     return [results[rank] for rank in range(len(readers))]
 
@@ -82,7 +82,7 @@ def _run_rank(writer: Connection, job: bytes, rank: int, init_method: str) -> No
     try:
         function, args = pickle.loads(job)
         answer = pickle.dumps((True, function(rank, init_method, *args)))
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the process boundary: the parent raises what it reads
         answer = pickle.dumps((False, traceback.format_exc()))
     try:
         writer.send_bytes(answer)

@@ -91,11 +91,17 @@ def place(rank: int) -> Place:
     return Place("actor", rank, "node", f"cpu:{rank}")
 
 
-def _views(shard_map: ShardMap, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, tuple[slice, ...], torch.Tensor]]:
+def _views(
+    shard_map: ShardMap, tensors: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, tuple[slice, ...], torch.Tensor]]:
     for shard in shard_map.shards:
         local = tensors[shard.local].view(-1)
         box = tuple(slice(a, b) for a, b in zip(shard.box.start, shard.box.stop, strict=True))
-        yield shard.tensor, box, torch.as_strided(local, shard.box.shape, shard.strides, local.storage_offset() + shard.offset)
+        yield (
+            shard.tensor,
+            box,
+            torch.as_strided(local, shard.box.shape, shard.strides, local.storage_offset() + shard.offset),
+        )
 
 
 def copy_in(shard_map: ShardMap, weights: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
@@ -103,14 +109,17 @@ def copy_in(shard_map: ShardMap, weights: Mapping[str, torch.Tensor], tensors: M
         view.copy_(weights[name][box])
 
 
-def copy_out(shard_map: ShardMap, tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, tuple[slice, ...], torch.Tensor]]:
+def copy_out(
+    shard_map: ShardMap, tensors: Mapping[str, torch.Tensor]
+) -> list[tuple[str, tuple[slice, ...], torch.Tensor]]:
     return [(name, box, view.clone()) for name, box, view in _views(shard_map, tensors)]
 
 
 def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.randn(tensor.shape, generator=generator) * (0.3 if len(tensor.shape) > 1 else 0.1) + (len(tensor.shape) == 1)
+        name: torch.randn(tensor.shape, generator=generator) * (0.3 if len(tensor.shape) > 1 else 0.1)
+        + (len(tensor.shape) == 1)
         for name, tensor in spec.tensors().items()
     }
 
@@ -165,7 +174,9 @@ def logprobs_and_step(rank: int, init_method: str, setup: Setup, batch: PolicyBa
         return StepOutcome(rows, before, metrics, copy_out(built.shard_map(place(rank)), built.tensors()))
 
 
-def load_and_logprobs(rank: int, init_method: str, setup: Setup, folder: Path, batch: SequenceBatch, temperature: float) -> LogprobResult | None:
+def load_and_logprobs(
+    rank: int, init_method: str, setup: Setup, folder: Path, batch: SequenceBatch, temperature: float
+) -> LogprobResult | None:
     with engine(rank, init_method, setup) as built:
         built.load_checkpoint(folder)
         return built.logprobs(batch, temperature)
@@ -186,16 +197,21 @@ def save_again(rank: int, init_method: str, setup: Setup, source: Path, target: 
     return "saved"
 
 
-def updates(rank: int, init_method: str, setup: Setup, batches: list[PolicyBatch]) -> list[tuple[UpdateMetrics | None, dict[str, torch.Tensor]]]:
+def updates(
+    rank: int, init_method: str, setup: Setup, batches: list[PolicyBatch]
+) -> list[tuple[UpdateMetrics | None, dict[str, torch.Tensor]]]:
     """Update once per batch; return each metrics with the parameters after it."""
     with engine(rank, init_method, setup) as built:
         mine = [batch.select(rows_of_rank(batch.sequences.num_samples, rank, setup.parallel)) for batch in batches]
         return [
-            (built.update(batch, LOSS, 1.0), {name: tensor.clone() for name, tensor in built.tensors().items()}) for batch in mine
+            (built.update(batch, LOSS, 1.0), {name: tensor.clone() for name, tensor in built.tensors().items()})
+            for batch in mine
         ]
 
 
-def supervised_updates(rank: int, init_method: str, setup: Setup, batch: SequenceBatch, weights: np.ndarray, num_steps: int) -> list[UpdateMetrics | None]:
+def supervised_updates(
+    rank: int, init_method: str, setup: Setup, batch: SequenceBatch, weights: np.ndarray, num_steps: int
+) -> list[UpdateMetrics | None]:
     with engine(rank, init_method, setup) as built:
         return [built.update_supervised(batch, weights) for _ in range(num_steps)]
 
@@ -212,7 +228,9 @@ def message_of(rank: int, init_method: str, setup: Setup, batch: PolicyBatch, lo
 
 def adaptation_round_trip(rank: int, init_method: str) -> list[str]:
     """Return the Megatron modules whose torch differs from torch after install, work and uninstall, and what else is left."""
-    before = {name: module.__dict__.get("torch") for name, module in sys.modules.items() if name.startswith("megatron.")}
+    before = {
+        name: module.__dict__.get("torch") for name, module in sys.modules.items() if name.startswith("megatron.")
+    }
     methods = (torch.Tensor.type, torch.Tensor.cuda, torch.zeros, torch.distributed.all_gather)
     setup = Setup(MOE, random_weights(model_spec(MOE)), optimizer=SHOW_GRADIENT)
     with engine(rank, init_method, setup) as built:

@@ -35,13 +35,19 @@ LAYOUTS = [
 
 def name(layout) -> str:
     model, parallel, micro_batch = layout
-    sizes = "".join(f"{axis}{getattr(parallel, f'{axis}_size')}" for axis in ("tp", "pp", "ep", "etp", "dp") if getattr(parallel, f"{axis}_size") > 1)
+    sizes = "".join(
+        f"{axis}{getattr(parallel, f'{axis}_size')}"
+        for axis in ("tp", "pp", "ep", "etp", "dp")
+        if getattr(parallel, f"{axis}_size") > 1
+    )
     return f"{model}-{sizes}-mb{micro_batch}" + ("" if parallel.sequence_parallel else "-nosp")
 
 
 def outcome(model: str, parallel: ParallelConfig, micro_batch: int):
     spec = model_spec(MODELS[model])
-    setup = ranks.Setup(MODELS[model], ranks.random_weights(spec), parallel, ranks.SHOW_GRADIENT, micro_batch_samples=micro_batch)
+    setup = ranks.Setup(
+        MODELS[model], ranks.random_weights(spec), parallel, ranks.SHOW_GRADIENT, micro_batch_samples=micro_batch
+    )
     batch = ranks.ragged_batch(NUM_ROWS, spec.vocab_size)
     world_size = parallel.tp_size * parallel.pp_size * parallel.dp_size
     return merge(run_ranks(ranks.logprobs_and_step, world_size, setup, batch, TEMPERATURE), spec, batch)
@@ -54,7 +60,11 @@ def merge(outcomes, spec, batch):
     reported = [one.metrics for one in outcomes if one.metrics]
     for one in outcomes:
         if one.before:
-            logprobs[one.rows], entropies[one.rows], during[one.rows] = one.before.logprobs, one.before.entropies, one.metrics.logprobs
+            logprobs[one.rows], entropies[one.rows], during[one.rows] = (
+                one.before.logprobs,
+                one.before.entropies,
+                one.metrics.logprobs,
+            )
         for tensor, box, values in one.parameters:
             held = parameters[tensor][box]
             assert torch.equal(held[~held.isnan()], values[~held.isnan()]), f"replicas of {tensor} differ"

@@ -32,7 +32,9 @@ def poisoned(batch):
     return replace(batch, advantages=np.where(batch.loss_mask, np.float32(np.nan), np.float32(0)))
 
 
-@pytest.mark.parametrize(("parallel", "world_size"), [(ParallelConfig(), 1), (ParallelConfig(tp_size=2, pp_size=2, ep_size=2), 4)])
+@pytest.mark.parametrize(
+    ("parallel", "world_size"), [(ParallelConfig(), 1), (ParallelConfig(tp_size=2, pp_size=2, ep_size=2), 4)]
+)
 def test_a_non_finite_gradient_is_skipped_and_counted(parallel, world_size):
     setup = setup_of(OptimizerConfig(lr=1e-2), parallel=parallel)
     outcomes = run_ranks(ranks.updates, world_size, setup, [BATCH, poisoned(BATCH), BATCH])
@@ -40,15 +42,21 @@ def test_a_non_finite_gradient_is_skipped_and_counted(parallel, world_size):
         (_, first), (_, second), (_, third) = outcome
         assert distance(first, second) == 0 and distance(second, third) > 0
     reported = [[metrics for metrics, _ in outcome] for outcome in outcomes if outcome[0][0]]
-    assert [[(m.is_skipped, m.num_skipped) for m in metrics] for metrics in reported] == [[(False, 0), (True, 1), (False, 1)]]
+    assert [[(m.is_skipped, m.num_skipped) for m in metrics] for metrics in reported] == [
+        [(False, 0), (True, 1), (False, 1)]
+    ]
 
 
 def test_clipping_bounds_the_step_and_reports_the_norm_before_it():
     free = ranks.SHOW_GRADIENT
     (((metrics, parameters),),) = run_ranks(ranks.updates, 1, setup_of(free), [BATCH])
     bound = metrics.grad_norm / 10
-    (((clipped_metrics, clipped),),) = run_ranks(ranks.updates, 1, setup_of(replace(free, clip_grad_norm=bound)), [BATCH])
-    (((loose_metrics, loose),),) = run_ranks(ranks.updates, 1, setup_of(replace(free, clip_grad_norm=metrics.grad_norm * 2)), [BATCH])
+    (((clipped_metrics, clipped),),) = run_ranks(
+        ranks.updates, 1, setup_of(replace(free, clip_grad_norm=bound)), [BATCH]
+    )
+    (((loose_metrics, loose),),) = run_ranks(
+        ranks.updates, 1, setup_of(replace(free, clip_grad_norm=metrics.grad_norm * 2)), [BATCH]
+    )
     start = run_ranks(ranks.updates, 1, setup_of(replace(free, lr=1e-30)), [BATCH])[0][0][1]
     assert clipped_metrics.grad_norm == metrics.grad_norm == loose_metrics.grad_norm
     assert distance(start, parameters) == pytest.approx(metrics.grad_norm, rel=1e-3)
@@ -72,7 +80,9 @@ def test_supervised_updates_learn_the_targets():
 
 def test_bfloat16_trains_with_float32_main_parameters():
     weights = BATCH.loss_mask.astype(np.float32) / BATCH.loss_mask.sum()
-    setup = setup_of(OptimizerConfig(lr=1e-3), parallel=ParallelConfig(tp_size=2, pp_size=2, ep_size=2), precision=Precision.BFLOAT16)
+    setup = setup_of(
+        OptimizerConfig(lr=1e-3), parallel=ParallelConfig(tp_size=2, pp_size=2, ep_size=2), precision=Precision.BFLOAT16
+    )
     outcomes = run_ranks(ranks.supervised_updates, 4, setup, BATCH.sequences, weights, 30)
     losses = [metrics.loss for metrics in outcomes[2]]
     assert losses[-1] < 0.6 * losses[0]
@@ -99,10 +109,30 @@ def test_a_data_parallel_rank_without_rows_takes_part():
 POLICY = PolicyLossConfig(clip_low=0.2, clip_high=0.28)
 REFUSED = {
     "frozen": (None, BATCH, POLICY, "update was called on a frozen model; give the engine an optimizer"),
-    "no reference": (OptimizerConfig(), replace(BATCH, ref_logprobs=None), replace(POLICY, kl_coef=0.1), "kl_coef is 0.1, but the batch has no ref_logprobs"),
-    "weight outside mask": (OptimizerConfig(), replace(BATCH, loss_mask=np.zeros_like(BATCH.loss_mask)), POLICY, "is not 0, but loss_mask leaves it out"),
-    "first token": (OptimizerConfig(), replace(BATCH, loss_mask=BATCH.loss_mask | (np.arange(16) == 0)), POLICY, "selects token 0 of row 0 .* nothing predicts"),
-    "beyond the end": (OptimizerConfig(), replace(BATCH, loss_mask=BATCH.loss_mask | (np.arange(16) == 15)), POLICY, "selects token 15 of row 0 .* lies beyond"),
+    "no reference": (
+        OptimizerConfig(),
+        replace(BATCH, ref_logprobs=None),
+        replace(POLICY, kl_coef=0.1),
+        "kl_coef is 0.1, but the batch has no ref_logprobs",
+    ),
+    "weight outside mask": (
+        OptimizerConfig(),
+        replace(BATCH, loss_mask=np.zeros_like(BATCH.loss_mask)),
+        POLICY,
+        "is not 0, but loss_mask leaves it out",
+    ),
+    "first token": (
+        OptimizerConfig(),
+        replace(BATCH, loss_mask=BATCH.loss_mask | (np.arange(16) == 0)),
+        POLICY,
+        "selects token 0 of row 0 .* nothing predicts",
+    ),
+    "beyond the end": (
+        OptimizerConfig(),
+        replace(BATCH, loss_mask=BATCH.loss_mask | (np.arange(16) == 15)),
+        POLICY,
+        "selects token 15 of row 0 .* lies beyond",
+    ),
 }
 
 

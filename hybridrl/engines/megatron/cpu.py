@@ -20,7 +20,19 @@ import torch
 from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.transformer.moe import moe_utils
 
-_FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros", "empty_like", "ones_like", "zeros_like")
+_FACTORIES = (
+    "arange",
+    "empty",
+    "full",
+    "ones",
+    "rand",
+    "randn",
+    "tensor",
+    "zeros",
+    "empty_like",
+    "ones_like",
+    "zeros_like",
+)
 _CPU = torch.device("cpu")
 _undo: list[Callable[[], None]] = []
 
@@ -122,10 +134,15 @@ class _GlooDistributed(_Overlay):
     """What the MoE dispatcher asks of NCCL and gloo lacks: split sizes as tensors, and pieces of unequal sizes."""
 
     def all_to_all_single(
-        self, output: torch.Tensor, input_: torch.Tensor, output_split_sizes: Any = None, input_split_sizes: Any = None, **kwargs: Any
+        self,
+        output: torch.Tensor,
+        input_: torch.Tensor,
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
+        **kwargs: Any,
     ) -> Any:
         sizes = [s.tolist() if isinstance(s, torch.Tensor) else s for s in (output_split_sizes, input_split_sizes)]
-        return torch.distributed.all_to_all_single(output, input_, *sizes, **kwargs)
+        return torch.distributed.all_to_all_single(output, input_, sizes[0], sizes[1], **kwargs)
 
     def all_gather(self, pieces: list[torch.Tensor], input_: torch.Tensor, group: Any = None) -> None:
         rows = [len(piece) for piece in pieces]
@@ -138,7 +155,9 @@ class _GlooDistributed(_Overlay):
     def reduce_scatter(self, output: torch.Tensor, pieces: list[torch.Tensor], group: Any = None) -> None:
         rows = [len(piece) for piece in pieces]
         received = output.new_empty((len(rows), *output.shape))
-        torch.distributed.all_to_all_single(received.flatten(0, 1), torch.cat(pieces), [len(output)] * len(rows), rows, group=group)
+        torch.distributed.all_to_all_single(
+            received.flatten(0, 1), torch.cat(pieces), [len(output)] * len(rows), rows, group=group
+        )
         torch.sum(received, 0, out=output)
 
 
@@ -179,7 +198,7 @@ class _CpuCuda(_Overlay):
     def __init__(self, under: ModuleType) -> None:
         super().__init__(under)
         self.nvtx = _Overlay(torch.cuda.nvtx)
-        self.nvtx.range_push = self.nvtx.range_pop = _nothing
+        self.nvtx.__dict__.update(range_push=_nothing, range_pop=_nothing)
         self.random = self
 
     def current_device(self) -> torch.device:

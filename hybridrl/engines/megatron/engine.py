@@ -33,7 +33,6 @@ from hybridrl.layout.box import DType
 from hybridrl.layout.megatron import MegatronLayout, megatron_shard_map
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import parallel_sizes
-from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.layout.shard import Place, ShardMap
 from hybridrl.reshard.checkpoint import create_checkpoint, finish_checkpoint, load_checkpoint, write_checkpoint
 
@@ -69,12 +68,16 @@ class MegatronEngine:
         self._groups = groups
         self._hf_folder = hf_folder
         self._micro_batch_samples = micro_batch_samples
-        self.layout = MegatronLayout(spec, parallel_sizes(parallel), _DTYPES[precision], choose_layer_spec(platform), vocab_divisor)
+        self.layout = MegatronLayout(
+            spec, parallel_sizes(parallel), _DTYPES[precision], choose_layer_spec(platform), vocab_divisor
+        )
         config = transformer_config(spec, parallel, precision, platform, self.layout.layer_spec)
         self._width_multiple = parallel.tp_size if config.sequence_parallel else 1
         self._chunks = build_chunks(self.layout, config, groups, seed)
         trained = wrap_chunks(self._chunks, config, precision, groups) if optimizer else None
-        self._optimizer = Optimizer(trained, optimizer, precision, groups, num_optimizer_steps) if trained and optimizer else None
+        self._optimizer = (
+            Optimizer(trained, optimizer, precision, groups, num_optimizer_steps) if trained and optimizer else None
+        )
         columns = self.layout.padded_vocab_size // parallel.tp_size
         vocab = VocabSlice.of_rank(groups.at.tp, columns, spec.vocab_size, groups.collection.tp)
         self._pipeline = Pipeline(trained or self._chunks, config, groups, vocab)
@@ -149,12 +152,18 @@ class MegatronEngine:
             EngineError: When the model is frozen, the batch lacks reference log-probs that the KL term needs, or
                 loss_weights are set outside loss_mask.
         """
-        values = {"old_logprobs": batch.old_logprobs, "advantages": batch.advantages, "loss_weights": batch.loss_weights}
+        values = {
+            "old_logprobs": batch.old_logprobs,
+            "advantages": batch.advantages,
+            "loss_weights": batch.loss_weights,
+        }
         if batch.ref_logprobs is not None:
             values["ref_logprobs"] = batch.ref_logprobs
         elif loss.kl_coef:
             raise EngineError(f"kl_coef is {loss.kl_coef}, but the batch has no ref_logprobs; run the reference first")
-        return self._update(batch.sequences, batch.loss_mask, values, policy_objective(loss), temperature, want_logprobs)
+        return self._update(
+            batch.sequences, batch.loss_mask, values, policy_objective(loss), temperature, want_logprobs
+        )
 
     def update_supervised(self, batch: SequenceBatch, loss_weights: NDArray[np.float32]) -> UpdateMetrics | None:
         """Take one optimizer step on the weighted negative log-likelihood. Collective over the role.
@@ -165,7 +174,9 @@ class MegatronEngine:
         Raises:
             EngineError: When the model is frozen.
         """
-        return self._update(batch, loss_weights != 0, {"loss_weights": loss_weights}, supervised_objective(), 1.0, False)
+        return self._update(
+            batch, loss_weights != 0, {"loss_weights": loss_weights}, supervised_objective(), 1.0, False
+        )
 
     def _update(
         self,
@@ -223,7 +234,9 @@ def _declared_place(rank: int) -> Place:
     return Place("megatron", rank, "file", f"rank {rank}")
 
 
-def _metrics(sums: list[float], step: StepResult, num_skipped: int, logprobs: NDArray[np.float32] | None) -> UpdateMetrics:
+def _metrics(
+    sums: list[float], step: StepResult, num_skipped: int, logprobs: NDArray[np.float32] | None
+) -> UpdateMetrics:
     num_tokens = max(1.0, sums[Sum.TOKENS])
     return UpdateMetrics(
         loss=sums[Sum.LOSS],

@@ -54,5 +54,7 @@ class CausalAttention(torch.nn.Module):
         """
         assert attention_mask is None, "causal attention takes no mask"
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=q.size(1) != k.size(1))
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self.scale, enable_gqa=q.size(1) != k.size(1)
+        )
         return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)

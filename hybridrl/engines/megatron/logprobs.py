@@ -84,7 +84,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return target - log_total, entropies
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropies: torch.Tensor | None
     ) -> tuple[torch.Tensor, None, None, None]:
         probs, log_probs, entropies, local, owned = ctx.saved_tensors

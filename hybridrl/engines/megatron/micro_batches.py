@@ -80,17 +80,23 @@ def split(
     num_batches = max(1, -(-num_rows // max_rows))
     rows = max(1, -(-num_rows // num_batches))
     batches = tuple(
-        _micro_batch(batch, picked, values, slice(i * rows, (i + 1) * rows), (rows, width), groups.device) for i in range(num_batches)
+        _micro_batch(batch, picked, values, slice(i * rows, (i + 1) * rows), (rows, width), groups.device)
+        for i in range(num_batches)
     )
     return MicroBatches(batches, rows, width, picked)
 
 
 def _check_picked(batch: SequenceBatch, picked: NDArray[np.bool_]) -> None:
     beyond = np.arange(picked.shape[1]) >= batch.lengths[:, None]
-    for wrong, why in ((picked[:, :1], "is the first of its row, which nothing predicts"), (picked & beyond, "lies beyond its row's length")):
+    for wrong, why in (
+        (picked[:, :1], "is the first of its row, which nothing predicts"),
+        (picked & beyond, "lies beyond its row's length"),
+    ):
         if wrong.any():
             row, token = np.argwhere(wrong)[0]
-            raise EngineError(f"loss_mask selects token {token} of row {row} (length {batch.lengths[row]}), which {why}")
+            raise EngineError(
+                f"loss_mask selects token {token} of row {row} (length {batch.lengths[row]}), which {why}"
+            )
 
 
 def _agree(longest: int, num_rows: int, groups: ProcessGroups) -> tuple[int, int]:

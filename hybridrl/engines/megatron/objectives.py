@@ -40,7 +40,9 @@ class Objective:
 
     token_loss: Callable[[torch.Tensor, torch.Tensor, Values], tuple[torch.Tensor, dict[Sum, torch.Tensor]]]
 
-    def __call__(self, logprobs: torch.Tensor, entropies: torch.Tensor, values: Values) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, logprobs: torch.Tensor, entropies: torch.Tensor, values: Values
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of one micro-batch and the [len(Sum)] float64 vector of its sums."""
         token_loss, token_sums = self.token_loss(logprobs, entropies, values)
         loss = (values["loss_weights"] * token_loss).sum()
@@ -56,12 +58,16 @@ class Objective:
 def policy_objective(config: PolicyLossConfig) -> Objective:
     """Return the clipped policy loss with its KL and entropy terms."""
 
-    def token_loss(logprobs: torch.Tensor, entropies: torch.Tensor, values: Values) -> tuple[torch.Tensor, dict[Sum, torch.Tensor]]:
+    def token_loss(
+        logprobs: torch.Tensor, entropies: torch.Tensor, values: Values
+    ) -> tuple[torch.Tensor, dict[Sum, torch.Tensor]]:
         old, advantages, ref = values["old_logprobs"], values["advantages"], values.get("ref_logprobs")
         loss = policy_token_loss(logprobs, old, advantages, config.clip_low, config.clip_high)
         log_ratio = logprobs.detach() - old
         ratio = log_ratio.exp()
-        is_clipped = ((ratio > 1 + config.clip_high) & (advantages > 0)) | ((ratio < 1 - config.clip_low) & (advantages < 0))
+        is_clipped = ((ratio > 1 + config.clip_high) & (advantages > 0)) | (
+            (ratio < 1 - config.clip_low) & (advantages < 0)
+        )
         sums = {Sum.KL: -log_ratio.sum(), Sum.CLIPPED: is_clipped.sum(), Sum.RATIO: ratio.sum()}
         if ref is not None:
             kl = k3(logprobs, ref)

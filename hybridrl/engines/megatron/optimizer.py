@@ -35,7 +35,9 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
         return config.lr * (step + 1) / config.warmup_steps
     progress = min(1.0, (step - config.warmup_steps) / max(1, num_steps - 1 - config.warmup_steps))
     share = _DECAY[config.schedule](progress)
-    return config.min_lr + (config.lr - config.min_lr) * share if config.schedule is not LrSchedule.CONSTANT else config.lr
+    return (
+        config.min_lr + (config.lr - config.min_lr) * share if config.schedule is not LrSchedule.CONSTANT else config.lr
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,12 @@ class Optimizer:
     """
 
     def __init__(
-        self, chunks: list[DistributedDataParallel], config: OptimizerConfig, precision: Precision, groups: ProcessGroups, num_steps: int
+        self,
+        chunks: list[DistributedDataParallel],
+        config: OptimizerConfig,
+        precision: Precision,
+        groups: ProcessGroups,
+        num_steps: int,
     ) -> None:
         if config.schedule is not LrSchedule.CONSTANT and num_steps <= config.warmup_steps:
             raise EngineError(
@@ -87,7 +94,10 @@ class Optimizer:
         self.num_skipped = 0
         with cuda_tensor_methods():
             self._optimizer: MegatronOptimizer = get_megatron_optimizer(
-                _megatron_config(config, precision), chunks, use_gloo_process_groups=False, pg_collection=groups.collection
+                _megatron_config(config, precision),
+                chunks,
+                use_gloo_process_groups=False,
+                pg_collection=groups.collection,
             )
         for group in self._optimizer.param_groups:
             group["weight_decay"] = config.weight_decay * group.get("wd_mult", 1.0)

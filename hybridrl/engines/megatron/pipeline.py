@@ -46,7 +46,9 @@ class Pipeline:
         vocab: This rank's columns of the logits.
     """
 
-    def __init__(self, chunks: Sequence[torch.nn.Module], config: TransformerConfig, groups: ProcessGroups, vocab: VocabSlice) -> None:
+    def __init__(
+        self, chunks: Sequence[torch.nn.Module], config: TransformerConfig, groups: ProcessGroups, vocab: VocabSlice
+    ) -> None:
         self._chunks = list(chunks)
         self._groups = groups
         self._vocab = vocab
@@ -86,7 +88,12 @@ class Pipeline:
         return output, partial(self._loss, batch, temperature, objective)
 
     def _loss(
-        self, batch: MicroBatch, temperature: float, objective: Objective | None, logits: torch.Tensor, non_loss_data: bool = False
+        self,
+        batch: MicroBatch,
+        temperature: float,
+        objective: Objective | None,
+        logits: torch.Tensor,
+        non_loss_data: bool = False,
     ) -> object:
         rows = logits.view(-1, logits.size(-1)).index_select(0, batch.predicting)
         logprobs, entropies = token_logprobs(rows, batch.targets, self._vocab, temperature)

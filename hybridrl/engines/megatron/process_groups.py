@@ -16,7 +16,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from hybridrl.config.schema import ParallelConfig, Platform
 from hybridrl.errors import EngineError
-from hybridrl.layout.parallel import Coordinates, ParallelSizes, parallel_sizes, parallel_sizes
+from hybridrl.layout.parallel import Coordinates, ParallelSizes, parallel_sizes
 
 _BACKENDS = {Platform.CPU: "gloo", Platform.CUDA: "nccl"}
 

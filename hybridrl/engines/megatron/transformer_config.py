@@ -95,7 +95,9 @@ def transformer_config(
 def block_spec(config: TransformerConfig, layer_spec: LayerSpec, pp_rank: int) -> TransformerBlockSubmodules:
     """Return the layers of a pipeline stage."""
     is_te = layer_spec is LayerSpec.TRANSFORMER_ENGINE
-    block = get_gpt_decoder_block_spec(config, use_transformer_engine=is_te, normalization=config.normalization, pp_rank=pp_rank)
+    block = get_gpt_decoder_block_spec(
+        config, use_transformer_engine=is_te, normalization=config.normalization, pp_rank=pp_rank
+    )
     if is_te:
         return block
     block.layer_norm = RmsNorm
@@ -134,7 +136,13 @@ def _moe_fields(spec: ModelSpec, moe: tuple[int, int, int, bool] | None, *, fuse
 
 
 def _attention_shape(attention: GqaAttention) -> tuple[int, int, int, bool, bool]:
-    return (attention.num_heads, attention.num_kv_heads, attention.head_dim, attention.has_qkv_bias, attention.has_qk_norm)
+    return (
+        attention.num_heads,
+        attention.num_kv_heads,
+        attention.head_dim,
+        attention.has_qkv_bias,
+        attention.has_qk_norm,
+    )
 
 
 def _moe_shape(moe: MoeMlp) -> tuple[int, int, int, bool]:
@@ -143,5 +151,7 @@ def _moe_shape(moe: MoeMlp) -> tuple[int, int, int, bool]:
 
 def _only(spec: ModelSpec, found: set[T], what: str) -> T | None:
     if len(found) > 1:
-        raise EngineError(f"{spec.family}: layers differ in their {what} {sorted(map(str, found))}, expected the same in all")
+        raise EngineError(
+            f"{spec.family}: layers differ in their {what} {sorted(map(str, found))}, expected the same in all"
+        )
     return next(iter(found), None)
