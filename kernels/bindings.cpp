@@ -1,0 +1,84 @@
+// Python module hybridrl._C: raw addresses and int64 tables in, checked once here. No torch headers.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include "checksum.hpp"
+#include "segmented_copy.hpp"
+
+namespace py = pybind11;
+using Table = py::array_t<int64_t, py::array::c_style>;
+
+namespace {
+
+#ifdef HYBRIDRL_WITH_CUDA
+constexpr bool kHasCuda = true;
+#else
+constexpr bool kHasCuda = false;
+#endif
+
+// Reads a [n, width] table in place.
+template <typename Row>
+std::pair<const Row*, int64_t> rows_of(const Table& table, const char* name) {
+  constexpr int64_t kWidth = sizeof(Row) / sizeof(int64_t);
+  if (table.ndim() != 2 || table.shape(1) != kWidth) {
+    throw std::invalid_argument(std::string(name) + " has " + std::to_string(table.ndim()) + " dimensions, expected int64 [n, " +
+                                std::to_string(kWidth) + "]");
+  }
+  return {reinterpret_cast<const Row*>(table.data()), table.shape(0)};
+}
+
+void require_cuda() {
+  if (!kHasCuda) throw std::runtime_error("this build has no CUDA kernels; build again with HYBRIDRL_BUILD_CUDA=1");
+}
+
+void segmented_copy(const Table& segments, const Table& sources, const Table& destinations, int cast_code, int num_threads, bool on_cuda,
+                    [[maybe_unused]] uintptr_t stream) {
+  using namespace hybridrl;
+  const auto cast = static_cast<Cast>(cast_code);
+  const auto [rows, count] = rows_of<CopySegment>(segments, "segments");
+  const auto [src, num_src] = rows_of<Buffer>(sources, "sources");
+  const auto [dst, num_dst] = rows_of<Buffer>(destinations, "destinations");
+  check_copy(rows, count, src, num_src, dst, num_dst, cast);
+  const py::gil_scoped_release release;
+  if (!on_cuda) return segmented_copy_cpu(rows, count, src, dst, cast, num_threads);
+  require_cuda();
+#ifdef HYBRIDRL_WITH_CUDA
+  segmented_copy_cuda(rows, count, src, dst, cast, stream);
+#endif
+}
+
+py::array_t<uint64_t> canonical_checksum(const Table& segments, const Table& buffers, int64_t itemsize, int64_t num_slots, int cast_code,
+                                         int num_threads, bool on_cuda, [[maybe_unused]] uintptr_t stream) {
+  using namespace hybridrl;
+  const auto cast = static_cast<Cast>(cast_code);
+  const auto [rows, count] = rows_of<ChecksumSegment>(segments, "segments");
+  const auto [table, num_buffers] = rows_of<Buffer>(buffers, "buffers");
+  check_checksum(rows, count, table, num_buffers, itemsize, num_slots, cast);
+  py::array_t<uint64_t> sums(num_slots);
+  uint64_t* out = sums.mutable_data();
+  std::fill(out, out + num_slots, 0);
+  const py::gil_scoped_release release;
+  if (!on_cuda) {
+    checksum_cpu(rows, count, table, itemsize, cast, num_threads, out, num_slots);
+    return sums;
+  }
+  require_cuda();
+#ifdef HYBRIDRL_WITH_CUDA
+  checksum_cuda(rows, count, table, itemsize, cast, stream, out, num_slots);
+#endif
+  return sums;
+}
+
+// Shared-memory flags: a reader that sees a stored value sees everything that was written before it.
+int64_t load_acquire(uintptr_t address) { return __atomic_load_n(reinterpret_cast<const int64_t*>(address), __ATOMIC_ACQUIRE); }
+void store_release(uintptr_t address, int64_t value) { __atomic_store_n(reinterpret_cast<int64_t*>(address), value, __ATOMIC_RELEASE); }
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  module.attr("has_cuda") = kHasCuda;
+  module.def("segmented_copy", &segmented_copy);
+  module.def("canonical_checksum", &canonical_checksum);
+  module.def("load_acquire", &load_acquire);
+  module.def("store_release", &store_release);
+}
