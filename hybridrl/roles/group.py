@@ -102,7 +102,7 @@ class RoleFuture(Generic[T]):
         try:
             self._answers[rank] = ray.get(ref)
         except RayTaskError as e:
-            text = e.traceback_str or str(e)
+            text = str(e)  # the remote traceback
             self._fail(rank, kind_of_exception(text), text)
         except RayActorError as e:
             self._fail(rank, FailureKind.DIED, f"its process ended (killed, or out of memory?): {e}")

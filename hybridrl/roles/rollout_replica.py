@@ -71,12 +71,15 @@ class RolloutReplica:
         self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: SamplingSpec
     ) -> list[Sample]:
         """Play every sample of every prompt; samples of a prompt are next to each other, in order."""
-        async with asyncio.TaskGroup() as tasks:
-            played = [
-                tasks.create_task(self._loop.run(prompt, index, self._engine, sampling))
-                for prompt in prompts
-                for index in range(samples_per_prompt)
-            ]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                played = [
+                    tasks.create_task(self._loop.run(prompt, index, self._engine, sampling))
+                    for prompt in prompts
+                    for index in range(samples_per_prompt)
+                ]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None  # the others are cancelled, or fail of the same cause
         return [task.result() for task in played]
 
     async def pause(self, timeout_s: float) -> None:

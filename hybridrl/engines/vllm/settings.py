@@ -68,4 +68,8 @@ def engine_arguments(folder: Path, platform: Platform, config: RolloutConfig, se
 def _placement(platform: Platform, config: RolloutConfig) -> Mapping[str, object]:
     if platform is Platform.CUDA:
         return {"gpu_memory_utilization": config.gpu_memory_fraction}
-    return {"distributed_executor_backend": "uni" if config.tp_size == 1 else "mp"}
+    return {
+        "distributed_executor_backend": "uni" if config.tp_size == 1 else "mp",
+        # vLLM rewinds a seeded request's generator after a partial prefill in a way that CPU generators refuse (0.32).
+        "enable_chunked_prefill": False,
+    }

@@ -1,0 +1,61 @@
+"""How a run ends: the last line, and Ctrl-C or SIGTERM with the folder left whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from hybridrl.config.schema import ExperimentConfig
+from hybridrl.controller.run import _recorded, _summary
+from hybridrl.controller.trainer import TrainResult
+from hybridrl.observability.recorder import RunRecorder
+
+
+def _config(tmp_path: Path) -> ExperimentConfig:
+    return ExperimentConfig(name="demo", runs_dir=str(tmp_path))
+
+
+def test_the_last_line_says_accuracy_before_and_after_and_where_the_report_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = _recorded(_config(tmp_path), 1, "starting", lambda recorder: _summary(TrainResult(1, 0.25, 0.953)))
+    assert code == 0
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last == f"eval/accuracy 0.953 (was 0.250) report: {tmp_path / 'demo' / 'report.html'}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_signal_ends_the_run_once_and_leaves_its_folder_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    cleaned = []
+
+    def run(recorder: RunRecorder) -> str:
+        recorder.record_step(0, {"reward/mean": 0.5}, [])
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            os.kill(os.getpid(), number)  # a second one does not disturb the clean-up
+            cleaned.append(True)
+        return "not reached"
+
+    before = signal.getsignal(number)
+    assert _recorded(_config(tmp_path), 1, "starting", run) == 130
+    assert cleaned == [True]
+    assert signal.getsignal(number) is before
+    folder = tmp_path / "demo"
+    assert (folder / "metrics.jsonl").read_text().count("\n") == 1
+    assert (folder / "config.resolved.yaml").is_file() and (folder / "report.html").is_file()
+    assert capsys.readouterr().out.strip().splitlines()[-1] == f"interrupted; report: {folder / 'report.html'}"
+
+
+def test_an_error_passes_through_and_the_report_is_written(tmp_path: Path) -> None:
+    def run(recorder: RunRecorder) -> str:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        _recorded(_config(tmp_path), 1, "starting", run)
+    assert (tmp_path / "demo" / "report.html").is_file()
