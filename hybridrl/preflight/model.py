@@ -110,9 +110,10 @@ def _check_rollout(report: Report, config: ExperimentConfig, spec: ModelSpec) ->
 
 
 def _check_heads(report: Report, key: str, degree: int, attention: GqaAttention) -> None:
-    _check_divides(report, key, degree, attention.num_heads, "attention heads")
     kv = attention.num_kv_heads
-    if kv % degree and degree % kv:
+    if attention.num_heads % degree:
+        _check_divides(report, key, degree, attention.num_heads, "attention heads")
+    elif kv % degree and degree % kv:
         report.add(key, degree, f"a divisor or a multiple of the model's {kv} key-value heads", "choose another degree")
 
 

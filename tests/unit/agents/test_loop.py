@@ -22,7 +22,9 @@ def test_turn_seeds_are_the_same_in_every_process() -> None:
 
 
 def test_every_turn_has_a_seed_of_its_own() -> None:
-    seeds = {turn_seed(*key) for key in ((1, "a", 0, 0), (2, "a", 0, 0), (1, "b", 0, 0), (1, "a", 1, 0), (1, "a", 0, 1))}
+    seeds = {
+        turn_seed(*key) for key in ((1, "a", 0, 0), (2, "a", 0, 0), (1, "b", 0, 0), (1, "a", 1, 0), (1, "a", 0, 1))
+    }
     assert len(seeds) == 5
     assert all(0 <= seed < 2**31 for seed in seeds)
 

@@ -41,7 +41,10 @@ def test_later_includes_win_over_earlier_ones(tmp_path: Path) -> None:
 
 
 def test_values_have_the_declared_types(tmp_path: Path) -> None:
-    text = MINIMAL + "actor: {optimizer: {lr: 1e-5, schedule: cosine, clip_grad_norm: 1}}\ntrainer: {save_hf_at_end: false}\n"
+    text = (
+        MINIMAL
+        + "actor: {optimizer: {lr: 1e-5, schedule: cosine, clip_grad_norm: 1}}\ntrainer: {save_hf_at_end: false}\n"
+    )
     config = load_config(write(tmp_path, text), ["trainer.stop_at_accuracy=null"])
     optimizer = config.actor.optimizer
     assert optimizer.lr == 1e-5
@@ -127,7 +130,10 @@ def test_every_problem_is_listed_with_its_place(tmp_path: Path) -> None:
         ("actor:", "actor: got nothing, expected a section; set one of its keys: parallel, optimizer,"),
         ("actor: [1]", "actor: got a list, expected a section; set one of its keys: parallel, optimizer,"),
         ("runs_dir: ''", "runs_dir: got '', expected text; it is: Folder of all runs"),
-        ("include: nowhere.yaml", "include: got 'nowhere.yaml', expected the path of a YAML file, relative to this one"),
+        (
+            "include: nowhere.yaml",
+            "include: got 'nowhere.yaml', expected the path of a YAML file, relative to this one",
+        ),
         ("include: [[x]]", "include: got a list, expected the path of a YAML file, relative to this one"),
         ("name: again", "name: also on line 1, expected once; remove one of the two"),
     ],
@@ -154,7 +160,9 @@ def test_a_faulty_override_is_named(tmp_path: Path, override: str, message: str)
 
 def test_an_override_given_twice_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL)
-    assert problems(path, "seed=1", "seed=2") == ["command line: seed: given twice, expected once; remove one of the two"]
+    assert problems(path, "seed=1", "seed=2") == [
+        "command line: seed: given twice, expected once; remove one of the two"
+    ]
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def test_a_task_resumes_where_it_stopped() -> None:
 
 
 def test_a_task_prompt_over_the_limit_is_an_error() -> None:
-    with pytest.raises(DataError, match=r"task calc: prompt of 11 tokens, expected at most 5 \(data.max_prompt_tokens\)"):
+    with pytest.raises(
+        DataError, match=r"task calc: prompt of 11 tokens, expected at most 5 \(data.max_prompt_tokens\)"
+    ):
         open_dataset(DataConfig(task=TaskName.CALC, max_prompt_tokens=5), demo_tokenizer(), seed=1)
 
 
@@ -49,9 +51,7 @@ def file_config(folder: Path) -> DataConfig:
     for name, texts in (("train", "abc"), ("eval", "xyz")):
         rows = [json.dumps({"prompt": text, "answer": text}) + "\n" for text in texts]
         (folder / f"{name}.jsonl").write_text("".join(rows))
-    return DataConfig(
-        train_path=str(folder / "train.jsonl"), eval_path=str(folder / "eval.jsonl"), num_eval_prompts=2
-    )
+    return DataConfig(train_path=str(folder / "train.jsonl"), eval_path=str(folder / "eval.jsonl"), num_eval_prompts=2)
 
 
 def test_prompts_of_a_file_keep_unique_ids_over_epochs(tmp_path: Path) -> None:

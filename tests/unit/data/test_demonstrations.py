@@ -21,9 +21,9 @@ def learnt(demonstration: Demonstration) -> str:
 def test_the_tool_result_and_the_prompt_are_masked() -> None:
     for demonstration in open_demonstrations(CALC, demo_tokenizer(), 1.0, seed=1).take(20):
         text = demo_tokenizer().decode(demonstration.token_ids)
-        prompt, call, result, answer = text.replace("=?", "=?|").replace("calc><res", "calc>|<res").replace(
-            "</res>", "</res>|"
-        ).split("|")
+        prompt, call, result, answer = (
+            text.replace("=?", "=?|").replace("calc><res", "calc>|<res").replace("</res>", "</res>|").split("|")
+        )
         assert prompt.startswith("<bos>")
         assert result == f"<res>{answer.removesuffix('<eos>')}</res>"
         assert learnt(demonstration) == call + answer

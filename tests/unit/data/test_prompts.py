@@ -46,7 +46,9 @@ def test_parquet_and_jsonl_give_the_same_prompts(tmp_path: Path) -> None:
     path = tmp_path / "prompts.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path)
     from_lines = read(write_lines(tmp_path, *map(json.dumps, rows)))
-    assert [(p.text, p.answer, p.token_ids) for p in read(path)] == [(p.text, p.answer, p.token_ids) for p in from_lines]
+    assert [(p.text, p.answer, p.token_ids) for p in read(path)] == [
+        (p.text, p.answer, p.token_ids) for p in from_lines
+    ]
 
 
 def test_ids_can_come_from_a_column(tmp_path: Path) -> None:
@@ -62,7 +64,10 @@ def test_an_empty_answer_is_an_answer(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ('{"prompt": "1+2=?", ', "not valid JSON (Expecting property name"),
-        (b'{"prompt": "\xff", "answer": "3"}', "not UTF-8 text (invalid start byte at byte 12); save the file as UTF-8"),
+        (
+            b'{"prompt": "\xff", "answer": "3"}',
+            "not UTF-8 text (invalid start byte at byte 12); save the file as UTF-8",
+        ),
         ("[1]", "got [1], expected a JSON object"),
         ("[" * 100_000, "not valid JSON ("),
         ('{"prompt": "", "answer": "3"}', "'prompt' is empty, expected a prompt; fill it in or remove the row"),
@@ -71,7 +76,10 @@ def test_an_empty_answer_is_an_answer(tmp_path: Path) -> None:
         ('{"prompt": null, "answer": "3"}', "'prompt' is null, expected the prompt text"),
         ('{"question": "1", "answer": "3"}', "no key 'prompt' (keys: 'question', 'answer'), expected the prompt text"),
         ('{"prompt": "\\ud800", "answer": "3"}', "'prompt' holds half of a surrogate pair, expected Unicode text"),
-        ('{"prompt": "1234567890123456", "answer": "3"}', "prompt of 17 tokens, expected at most 16 (data.max_prompt_t"),
+        (
+            '{"prompt": "1234567890123456", "answer": "3"}',
+            "prompt of 17 tokens, expected at most 16 (data.max_prompt_t",
+        ),
         ('{"prompt": "1+2=?"}', "no key 'answer' (keys: 'prompt'), expected the answer that the reward compares with"),
         ('{"prompt": "1+2=?", "answer": null}', "'answer' is null, expected the answer"),
         ('{"prompt": "1+2=?", "answer": [3]}', "'answer' is [3], expected text or a number"),

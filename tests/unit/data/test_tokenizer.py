@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridrl.data.tasks.demo_tokenizer import CHARACTERS, SPECIAL_TOKENS, VOCAB_SIZE, demo_vocabulary, write_demo_tokenizer
+from hybridrl.data.tasks.demo_tokenizer import (
+    CHARACTERS,
+    SPECIAL_TOKENS,
+    VOCAB_SIZE,
+    demo_vocabulary,
+    write_demo_tokenizer,
+)
 from hybridrl.data.tokenizer import load_tokenizer
 from hybridrl.errors import DataError
 from tests.unit.data.tokenizers import demo_tokenizer

@@ -18,7 +18,15 @@ def write(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["response, answer", "response, answer, scale=2", "*args", "response, *rest", "a, b, /", "a, b, *, c=1", "a, b, **kw"],
+    [
+        "response, answer",
+        "response, answer, scale=2",
+        "*args",
+        "response, *rest",
+        "a, b, /",
+        "a, b, *, c=1",
+        "a, b, **kw",
+    ],
 )
 def test_a_function_of_two_arguments_is_found_and_not_run(tmp_path: Path, arguments: str) -> None:
     path = write(tmp_path, f"def score({arguments}):\n    return 1.0\n")
@@ -40,10 +48,18 @@ def test_finding_does_not_run_the_file(tmp_path: Path) -> None:
         ("", "rewards:score", "expected file.py:function, for example rewards.py:score"),
         ("", "other.py:score", "other.py is no file; correct the path"),
         ("def score(:", "rewards.py:score", "rewards.py is not Python ("),
-        ("def points(r, a): ...", "rewards.py:score", "defines no function 'score' (functions: points); correct the name"),
+        (
+            "def points(r, a): ...",
+            "rewards.py:score",
+            "defines no function 'score' (functions: points); correct the name",
+        ),
         ("score = 3", "rewards.py:score", "defines no function 'score' (functions: none); correct the name"),
         ("def score(r): ...", "rewards.py:score", "with arguments (r), expected (response: str, answer: str)"),
-        ("def score(r, a, b): ...", "rewards.py:score", "with arguments (r, a, b), expected (response: str, answer: str)"),
+        (
+            "def score(r, a, b): ...",
+            "rewards.py:score",
+            "with arguments (r, a, b), expected (response: str, answer: str)",
+        ),
         ("def score(r, a, *, b): ...", "rewards.py:score", "expected (response: str, answer: str)"),
     ],
 )

@@ -120,7 +120,10 @@ def test_no_samples_are_no_rewards(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("import nothing_of_that_name\ndef score(r, a): return 1", "could not be loaded: Traceback"),
-        ("import sys\nsys.exit(5)\ndef score(r, a): return 1", "could not be loaded: the scoring process ended with exit code 5"),
+        (
+            "import sys\nsys.exit(5)\ndef score(r, a): return 1",
+            "could not be loaded: the scoring process ended with exit code 5",
+        ),
         ("while True: pass\ndef score(r, a): return 1", "did not load within reward.timeout_s = 1 s; raise it"),
     ],
 )

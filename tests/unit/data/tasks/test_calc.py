@@ -23,7 +23,9 @@ def test_questions_are_three_two_digit_numbers_with_their_value(seed: int) -> No
     assert int(question.answer) == int(x) + signs[first] * int(y) + signs[second] * int(z)
 
 
-@pytest.mark.parametrize("expression", ["", "1+", "+1", "-1", "1--2", "1+2=", "1*2", "1 + 2", "(1)", "x", "1.0", "١+٢"])
+@pytest.mark.parametrize(
+    "expression", ["", "1+", "+1", "-1", "1--2", "1+2=", "1*2", "1 + 2", "(1)", "x", "1.0", "\u0661+\u0662"]
+)
 def test_what_is_no_sum_has_no_value(expression: str) -> None:
     assert evaluate(expression) is None
 

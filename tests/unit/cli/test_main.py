@@ -1,0 +1,80 @@
+"""The command line: exit codes, what is printed, and that nothing heavy is imported before the checks."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybridrl.cli.main import main
+from tests.unit.preflight.experiments import FILE_TASK, SFT, write_experiment
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_check_prints_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(write_experiment(tmp_path))]) == 0
+    assert capsys.readouterr().out.startswith("demo: ready for hybridrl train\n")
+
+
+def test_check_can_be_for_sft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--sft", str(write_experiment(tmp_path, SFT))]) == 0
+    assert "demo: ready for hybridrl sft\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_every_problem_is_printed_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    path = write_experiment(tmp_path)
+    assert main([command, str(path), "seed=x", "actor.parallel.pp_size=3"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"hybridrl: {path}: 2 problem(s) in the configuration; nothing was started"
+    assert lines[1].startswith("  command line: seed: got x")
+    assert lines[2].startswith("  command line: actor.parallel.pp_size: got 3")
+    assert len(lines) == 3
+
+
+def test_check_reads_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_experiment(tmp_path, FILE_TASK)
+    (tmp_path / "train.jsonl").write_text('{"prompt": ""}\n{\n')
+    assert main(["check", str(path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"hybridrl: {path}: the data cannot be used"
+    assert lines[1].startswith(f"  {tmp_path}/train.jsonl:1: 'prompt' is empty")
+    assert lines[2].startswith(f"  {tmp_path}/train.jsonl:1: no key 'answer'")
+    assert lines[3].startswith(f"  {tmp_path}/train.jsonl:2: not valid JSON")
+
+
+@pytest.mark.parametrize("arguments", [[], ["train"], ["fly", "x.yaml"], ["train", "x.yaml", "--fast"]])
+def test_wrong_usage_prints_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: hybridrl")
+
+
+def test_a_refusal_takes_less_than_three_seconds_and_imports_no_engine(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path)
+    (tmp_path / "weights" / "tokenizer.json").unlink()
+    program = (
+        "import sys; from hybridrl.cli.main import main; code = main(sys.argv[1:]);"
+        "heavy = {'torch', 'ray', 'vllm', 'megatron', 'transformers'} & set(sys.modules); print(sorted(heavy)); sys.exit(code)"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "train", str(path)],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # CPU seconds, since wall time says more about what else the machine is doing.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3.0
+    assert (done.returncode, done.stdout) == (2, "[]\n")
+    assert "tokenizer.json: no such file" in done.stderr

@@ -1,0 +1,349 @@
+"""Wrong configurations: each is refused with a message that says where, what was got, what was expected, what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hybridrl.config.dump import write_resolved
+from hybridrl.errors import ConfigError
+from hybridrl.preflight.check import Checked, load_checked
+from hybridrl.preflight.command import Command
+from tests.unit.preflight.experiments import DENSE, FILE_TASK, MODEL, SFT, TRAIN, write_experiment, write_model
+
+
+def problems(path: Path, *overrides: str, command: Command = Command.TRAIN) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_checked(path, overrides, command)
+    return caught.value.problems
+
+
+def checked(path: Path, *overrides: str, command: Command = Command.TRAIN) -> Checked:
+    return load_checked(path, overrides, command)
+
+
+@pytest.mark.parametrize(("text", "command"), [(TRAIN, Command.TRAIN), (FILE_TASK, Command.TRAIN), (SFT, Command.SFT)])
+def test_a_good_configuration_passes_and_so_does_its_resolved_file(tmp_path: Path, text: str, command: Command) -> None:
+    first = checked(write_experiment(tmp_path, text), command=command)
+    assert checked(write_resolved(first.config, tmp_path), command=command) == first
+
+
+def test_the_summary_shows_the_arithmetic(tmp_path: Path) -> None:
+    assert checked(write_experiment(tmp_path)).summary().splitlines() == [
+        "demo: ready for hybridrl train",
+        "  model    qwen3_moe, 4 layers, 66,912 parameters",
+        "  actor    4 rank(s): tp 2 x pp 2 x cp 1 x dp 1, experts ep 2 x etp 1",
+        "  rollout  1 vLLM replica(s), tp 1",
+        "  batch    4 prompts x 8 samples = 32 samples per step; 1 optimizer step(s) of 32; "
+        "32 on each of 1 data-parallel rank(s), in 4 micro-batch(es) of 8",
+    ]
+
+
+COMMAND_LINE_FAULTS: list[tuple[tuple[str, ...], str]] = [
+    (
+        ("actor.parallel.tp_size=3", "actor.parallel.ep_size=1"),
+        "actor.parallel.tp_size: got 3, expected a divisor of the model's 4 attention heads; choose one of 1, 2, 4",
+    ),
+    (
+        ("actor.parallel.ep_size=3", "actor.parallel.tp_size=1", "actor.parallel.dp_size=3"),
+        "actor.parallel.ep_size: got 3, expected a divisor of the model's 8 experts; choose one of 1, 2, 4, 8",
+    ),
+    (
+        ("actor.parallel.pp_size=3",),
+        "actor.parallel.pp_size: got 3, expected a divisor of the model's 4 layers; choose one of 1, 2, 4",
+    ),
+    (
+        (
+            "actor.parallel.etp_size=32",
+            "actor.parallel.ep_size=1",
+            "actor.parallel.dp_size=16",
+            "actor.micro_batch_samples_per_rank=1",
+        ),
+        "actor.parallel.etp_size: got 32, expected a divisor of the model's 16 rows of an expert",
+    ),
+    (
+        ("actor.parallel.ep_size=4",),
+        "actor.parallel.ep_size: got ep_size 4 x etp_size 1 = 4, expected a divisor of the ranks of a pipeline stage, "
+        "tp_size 2 x cp_size 1 x dp_size 1 = 2; lower it or raise dp_size",
+    ),
+    (
+        ("actor.parallel.cp_size=2",),
+        "actor.parallel.cp_size: got 2, expected 1: context parallelism is not supported; set it to 1",
+    ),
+    (
+        ("actor.parallel.sequence_parallel=false",),
+        "actor.parallel.sequence_parallel: got false, expected true, since tp_size > 1 and the model has experts",
+    ),
+    (
+        ("rollout.tp_size=3",),
+        "rollout.tp_size: got 3, expected a divisor of the model's 4 attention heads; choose one of 1, 2, 4",
+    ),
+    (
+        ("algorithm.mini_batches_per_step=3",),
+        "algorithm.mini_batches_per_step: got 3, expected a divisor of 4 prompts x 8 samples = 32 samples per step; "
+        "choose one of 1, 2, 4, 8, 16, 32",
+    ),
+    (
+        ("actor.parallel.dp_size=3",),
+        "actor.parallel.dp_size: got 3, expected a divisor of 32 samples per optimizer step "
+        "(4 prompts x 8 samples / 1); choose one of 1, 2, 4, 8, 16, 32",
+    ),
+    (
+        ("actor.micro_batch_samples_per_rank=5",),
+        "actor.micro_batch_samples_per_rank: got 5, expected a divisor of 32 samples per rank "
+        "(4 prompts x 8 samples / 1 optimizer step(s) / dp_size 1); choose one of 1, 2, 4, 8, 16, 32",
+    ),
+    (
+        ("rollout.max_model_tokens=50",),
+        "rollout.max_model_tokens: got 50, expected at least 51 = 16 prompt tokens (data.max_prompt_tokens) + 35 tokens "
+        "of responses and tool results (task calc); raise it",
+    ),
+    (
+        ("rollout.max_model_tokens=1024",),
+        "rollout.max_model_tokens: got 1024, expected at most the model's max_position_embeddings 512; lower it",
+    ),
+    (
+        ("rollout.gpu_memory_fraction=0.5",),
+        "rollout.gpu_memory_fraction: got a value, expected none: it is not read when platform is cpu; remove it",
+    ),
+    (
+        ("data.prompt_key=question",),
+        "data.prompt_key: got a value, expected none: it is not read when data.task is calc; remove it",
+    ),
+    (
+        ("reward.on_error=drop",),
+        "reward.on_error: got a value, expected none: it is not read when data.task is calc, which brings its own reward",
+    ),
+    (
+        ("sft.num_steps=3",),
+        "sft.num_steps: got a value, expected none: it is not read by hybridrl train; remove it",
+    ),
+    (
+        ("actor.optimizer.min_lr=1e-8",),
+        "actor.optimizer.min_lr: got a value, expected none: it is not read when actor.optimizer.schedule is constant",
+    ),
+    (
+        ("actor.optimizer.min_lr=1", "actor.optimizer.schedule=linear"),
+        "actor.optimizer.min_lr: got 1.0, expected at most actor.optimizer.lr = 1e-06; lower it",
+    ),
+    (
+        ("trainer.stop_at_accuracy=0.9", "trainer.eval_every_steps=0"),
+        "trainer.stop_at_accuracy: got 0.9, expected null, since trainer.eval_every_steps is 0; turn evaluation on",
+    ),
+    (
+        ("model.init=random",),
+        "model.init: got random, expected pretrained for hybridrl train; train a checkpoint with hybridrl sft first",
+    ),
+    (
+        ("name=a/b",),
+        "name: got 'a/b', expected the name of a folder inside runs_dir; use letters, digits, dots, dashes and",
+    ),
+    (
+        ("platform=cuda", "rollout.tp_size=2"),
+        "rollout.tp_size: got 2, expected 1: with placement colocated on cuda a replica shares one device with one",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"), COMMAND_LINE_FAULTS, ids=lambda value: value[0] if isinstance(value, tuple) else ""
+)
+def test_an_illegal_combination_is_explained(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
+    found = problems(write_experiment(tmp_path), *overrides)
+    assert any(problem.startswith(f"command line: {message}") for problem in found), found
+    assert {problem.split(": ")[1] for problem in found} <= {override.partition("=")[0] for override in overrides}
+
+
+def test_a_problem_names_the_line_of_the_file(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path, TRAIN.replace("samples_per_prompt: 8", "samples_per_prompt: 5"))
+    (problem,) = problems(path)
+    assert problem.startswith(f"{path}:7: actor.micro_batch_samples_per_rank: got 8, expected a divisor of 20 samples")
+
+
+def test_key_value_heads_divide_or_are_divided(tmp_path: Path) -> None:
+    model = {**MODEL, "num_attention_heads": 12, "num_key_value_heads": 3}
+    path = write_experiment(tmp_path, model=model)
+    (problem,) = problems(path)
+    assert problem == (
+        f"{path}:6: actor.parallel.tp_size: got 2, expected a divisor or a multiple of the model's 3 key-value heads; "
+        "choose another degree"
+    )
+    assert checked(path, "actor.parallel.tp_size=6").spec.layers[0].attention.num_kv_heads == 3
+
+
+def test_a_dense_model_has_no_expert_degrees_and_needs_its_mlp_divided(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path, model={**DENSE, "intermediate_size": 25})
+    assert [problem.removeprefix(f"{path}:6: ") for problem in problems(path)] == [
+        "actor.parallel.tp_size: got 2, expected a divisor of the model's 25 rows of a dense MLP (intermediate_size); "
+        "choose one of 1, 5, 25",
+        "actor.parallel.ep_size: got 2, expected 1, since the model has no experts; set it to 1",
+    ]
+
+
+def _no_folder(folder: Path) -> None:
+    (folder / "weights").rename(folder / "elsewhere")
+
+
+def _no_config(folder: Path) -> None:
+    (folder / "weights" / "config.json").unlink()
+
+
+def _damaged_config(folder: Path) -> None:
+    (folder / "weights" / "config.json").write_text("{")
+
+
+def _other_family(folder: Path) -> None:
+    (folder / "weights" / "config.json").write_text(json.dumps({**MODEL, "model_type": "llama"}))
+
+
+def _no_tokenizer(folder: Path) -> None:
+    (folder / "weights" / "tokenizer.json").unlink()
+
+
+def _tokenizer_without_calls(folder: Path) -> None:
+    path = folder / "weights" / "tokenizer.json"
+    path.write_text(path.read_text().replace("<calc>", "<tool>"))
+
+
+def _no_weights(folder: Path) -> None:
+    (folder / "weights" / "model.safetensors").unlink()
+
+
+def _truncated_weights(folder: Path) -> None:
+    path = folder / "weights" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _weights_of_another_model(folder: Path) -> None:
+    write_model(folder / "weights", {**MODEL, "num_hidden_layers": 2})
+    (folder / "weights" / "config.json").write_text(json.dumps(MODEL))
+
+
+def _small_vocabulary(folder: Path) -> None:
+    write_model(folder / "weights", {**MODEL, "vocab_size": 32})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_no_folder, "expected a folder with config.json, tokenizer.json and *.safetensors files; correct the path"),
+        (_no_config, "weights/config.json: no such file; expected a Hugging Face checkpoint folder"),
+        (_damaged_config, "weights/config.json: not valid JSON ("),
+        (_other_family, "model_type 'llama' is not supported; supported are qwen3, qwen3_moe."),
+        (_no_tokenizer, "weights/tokenizer.json: no such file; expected a Hugging Face fast tokenizer"),
+        (_tokenizer_without_calls, "expected a tokenizer for data.task calc; "),
+        (_tokenizer_without_calls, "the vocabulary has no token '<calc>'"),
+        (_no_weights, "weights: no *.safetensors files; expected a Hugging Face checkpoint folder"),
+        (_truncated_weights, "model.safetensors: truncated, tensor"),
+        (_weights_of_another_model, "model.layers.2.input_layernorm.weight: missing; "),
+        (_small_vocabulary, "got a tokenizer of 64 tokens in "),
+    ],
+)
+def test_a_damaged_checkpoint_is_explained(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    path = write_experiment(tmp_path)
+    damage(tmp_path)
+    (problem,) = problems(path)
+    assert problem.startswith(f"{path}:4: model.path: got ")
+    assert message in problem
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("data.train_path=null",),
+            "data.train_path: got nothing, expected a .jsonl or .parquet file with prompts, since",
+        ),
+        (
+            ("data.train_path=no.jsonl",),
+            "expected a .jsonl or .parquet file with prompts; there is no such file: correct",
+        ),
+        (
+            ("data.train_path=rewards.py",),
+            "expected a .jsonl or .parquet file with prompts; convert the file or correct",
+        ),
+        (
+            ("data.eval_path=no.jsonl",),
+            "expected a .jsonl or .parquet file with prompts; there is no such file: correct",
+        ),
+        (
+            ("data.eval_path=null",),
+            "since trainer.eval_every_steps is 10; set it, or set trainer.eval_every_steps to 0",
+        ),
+        (("reward.function=null",), "reward.function: got nothing, expected file.py:function, since data.task is file"),
+        (("reward.function=no.py:score",), "no.py is no file; correct the path"),
+        (("reward.function=rewards.py:points",), "defines no function 'points' (functions: score); correct the name"),
+    ],
+)
+def test_a_missing_input_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], message: str
+) -> None:
+    path = write_experiment(tmp_path, FILE_TASK)
+    monkeypatch.chdir(tmp_path)
+    (problem,) = problems(path, *overrides)
+    assert problem.startswith(f"command line: {overrides[0].partition('=')[0]}: got ")
+    assert message in problem
+
+
+def test_no_evaluation_file_is_needed_without_evaluation(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path, FILE_TASK)
+    assert checked(path, "data.eval_path=null", "trainer.eval_every_steps=0").config.data.eval_path is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("rollout.top_p=0.9",),
+            "rollout.top_p: got a value, expected none: it is not read by hybridrl sft; remove it",
+        ),
+        (("trainer.num_steps=7",), "trainer.num_steps: got a value, expected none: it is not read by hybridrl sft"),
+        (("model.init=pretrained",), None),
+        (
+            ("actor.parallel.dp_size=3",),
+            "actor.parallel.dp_size: got 3, expected a divisor of 128 samples per optimizer",
+        ),
+        (("trainer.train_timeout_s=7",), None),
+    ],
+)
+def test_sft_has_checks_of_its_own(tmp_path: Path, overrides: tuple[str, ...], message: str | None) -> None:
+    path = write_experiment(tmp_path, SFT)
+    if message is None:
+        assert checked(path, *overrides, command=Command.SFT).command is Command.SFT
+        return
+    (problem,) = problems(path, *overrides, command=Command.SFT)
+    assert problem.startswith(f"command line: {message}")
+
+
+def test_sft_does_not_overwrite_its_output(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path, SFT)
+    (tmp_path / "out").mkdir()
+    (problem,) = problems(path, command=Command.SFT)
+    assert problem.endswith("expected a folder that does not exist yet; choose another folder or remove this one")
+
+
+def test_random_weights_need_no_weight_files(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path, SFT)
+    _no_weights(tmp_path)
+    assert checked(path, command=Command.SFT).spec.family == "qwen3_moe"
+
+
+def test_all_kinds_of_problems_are_listed_at_once(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path, TRAIN + "sead: 3\n")
+    _no_tokenizer(tmp_path)
+    found = problems(path, "actor.parallel.pp_size=3", "rollout.top_p=2", "algorithm.mini_batches_per_step=3")
+    assert [problem.split(": ")[1] for problem in found] == [
+        "sead",
+        "rollout.top_p",
+        "model.path",
+        "actor.parallel.pp_size",
+        "algorithm.mini_batches_per_step",
+    ]
+
+
+def test_a_broken_key_causes_no_second_problem(tmp_path: Path) -> None:
+    (problem,) = problems(write_experiment(tmp_path), "actor.parallel.tp_size=x")
+    assert "actor.parallel.tp_size: got x, expected a whole number >= 1" in problem
