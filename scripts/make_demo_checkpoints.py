@@ -24,8 +24,8 @@ TASKS = ("calc", "reverse")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", default=TASKS, choices=TASKS, help="both when none is named")
-    tasks = parser.parse_args().tasks
+    parser.add_argument("tasks", nargs="*", choices=[*TASKS, []], help="both when none is named")
+    tasks = parser.parse_args().tasks or TASKS
     write_model_folder(DEMO / "model")
     for task in tasks:
         make_checkpoint(task)
