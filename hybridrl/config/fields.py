@@ -44,7 +44,7 @@ class Setting:
     def bounds(self) -> str:
         """Describe the bounds, e.g. ``> 0 and <= 1``; empty when there are none."""
         limits = ((">=", self.at_least), (">", self.above), ("<=", self.at_most), ("<", self.below))
-        return " and ".join(f"{sign} {limit:g}" for sign, limit in limits if limit is not None)
+        return " and ".join(f"{sign} {limit}" for sign, limit in limits if limit is not None)
 
 
 def setting(default: object, doc: str, **rules: Any) -> Any:

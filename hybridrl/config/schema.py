@@ -239,7 +239,7 @@ class ExperimentConfig:
 
     name: str = setting("???", "Run name; results go to <runs_dir>/<name>")
     runs_dir: str = setting("runs", "Folder of all runs")
-    seed: int = setting(1, "Seed of prompts, sampling and initialisation", at_least=0)
+    seed: int = setting(1, "Seed of prompts, sampling and initialisation", at_least=0, at_most=2**32 - 1)
     platform: Platform = setting(Platform.CUDA, "Hardware")
     placement: Placement = setting(Placement.COLOCATED, "Whether actor and rollout share devices")
     ray_address: str | None = setting(None, "Existing Ray cluster; none starts one on this machine")

@@ -82,8 +82,9 @@ class Sources:
     def _compose(self, path: Path) -> yaml.Node | None:
         try:
             return yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
-        except (FileNotFoundError, IsADirectoryError):
-            self.problems.append(f"{path}: no such file, expected a YAML configuration; correct the path")
+        except OSError as e:
+            reason = (e.strerror or str(e)).lower()
+            self.problems.append(f"{path}: {reason}, expected a YAML configuration; correct the path")
         except yaml.MarkedYAMLError as e:
             mark = e.problem_mark or e.context_mark
             line = f":{mark.line + 1}" if mark else ""

@@ -7,7 +7,7 @@ ref_logprobs (reference), logprobs (actor during the update).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,8 +66,15 @@ class PolicyBatch:
 
     def select(self, rows: NDArray[np.int64]) -> PolicyBatch:
         """Return the given rows, in that order."""
-        picked = {f.name: getattr(self, f.name) for f in fields(self)}
-        return PolicyBatch(**{k: v.select(rows) if k == "sequences" else None if v is None else v[rows] for k, v in picked.items()})
+        return PolicyBatch(
+            sequences=self.sequences.select(rows),
+            loss_mask=self.loss_mask[rows],
+            rollout_logprobs=self.rollout_logprobs[rows],
+            old_logprobs=self.old_logprobs[rows],
+            ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs[rows],
+            advantages=self.advantages[rows],
+            loss_weights=self.loss_weights[rows],
+        )
 
 
 def pad_rows(rows: Sequence[NDArray[np.generic]], width: int, dtype: type[np.generic]) -> NDArray[np.generic]:

@@ -53,6 +53,8 @@ def read_model_spec(folder: Path) -> ModelSpec:
         config = json.loads(path.read_text())
     except FileNotFoundError as e:
         raise LayoutError(f"{path}: no such file; expected a Hugging Face checkpoint folder") from e
-    except json.JSONDecodeError as e:
+    except ValueError as e:
         raise LayoutError(f"{path}: not valid JSON ({e}); restore the file from the checkpoint") from e
+    if not isinstance(config, dict):
+        raise LayoutError(f"{path}: got {type(config).__name__}, expected a JSON object; restore it from the checkpoint")
     return model_spec(config, str(path))

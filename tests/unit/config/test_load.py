@@ -93,7 +93,7 @@ def test_the_resolved_file_loads_to_an_equal_configuration(tmp_path: Path) -> No
 def test_every_problem_is_listed_with_its_place(tmp_path: Path) -> None:
     path = write(tmp_path, "seed: x\nplatfrom: cpu\nactor:\n  parallel:\n    tp_size: 0\nrollout:\n  top_p: 1.5\n")
     assert problems(path, "algorithm.samples_per_prompt=1") == [
-        f"{path}:1: seed: got x, expected a whole number >= 0; it is: Seed of prompts, sampling and initialisation",
+        f"{path}:1: seed: got x, expected a whole number >= 0 and <= 4294967295; it is: Seed of prompts, sampling and initialisation",
         f"{path}:2: platfrom: unknown key, expected a key of the schema; did you mean platform?",
         f"{path}:5: actor.parallel.tp_size: got 0, expected a whole number >= 1; "
         "it is: Tensor-parallel degree of dense layers",
@@ -115,7 +115,7 @@ def test_every_problem_is_listed_with_its_place(tmp_path: Path) -> None:
         ("placement: colocate", "placement: got colocate, expected one of colocated, split; did you mean colocated?"),
         ("platform: CPU", "platform: got CPU, expected one of cpu, cuda; did you mean cpu?"),
         ("seed: 1.5", "seed: got 1.5, expected a whole number >= 0"),
-        ("seed: '1'", "seed: got '1', expected a whole number >= 0; remove the quotes"),
+        ("seed: '1'", "seed: got '1', expected a whole number >= 0 and <= 4294967295; remove the quotes"),
         ("seed: null", "seed: got null, expected a whole number >= 0"),
         ("seed: [1]", "seed: got a list, expected a whole number >= 0"),
         ("seed: {a: 1}", "seed: got a section, expected a whole number >= 0"),
@@ -167,7 +167,9 @@ def test_an_override_given_twice_is_an_error(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     missing = tmp_path / "no.yaml"
-    assert problems(missing)[0] == f"{missing}: no such file, expected a YAML configuration; correct the path"
+    assert (
+        problems(missing)[0] == f"{missing}: no such file or directory, expected a YAML configuration; correct the path"
+    )
     broken = write(tmp_path, "name: demo\nmodel: {path: [\n")
     assert problems(broken)[0].startswith(f"{broken}:3: not valid YAML: ")
     binary = tmp_path / "binary.yaml"

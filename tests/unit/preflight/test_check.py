@@ -195,6 +195,10 @@ def _damaged_config(folder: Path) -> None:
     (folder / "weights" / "config.json").write_text("{")
 
 
+def _config_of_another_kind(folder: Path) -> None:
+    (folder / "weights" / "config.json").write_text("[]")
+
+
 def _other_family(folder: Path) -> None:
     (folder / "weights" / "config.json").write_text(json.dumps({**MODEL, "model_type": "llama"}))
 
@@ -232,6 +236,7 @@ def _small_vocabulary(folder: Path) -> None:
         (_no_folder, "expected a folder with config.json, tokenizer.json and *.safetensors files; correct the path"),
         (_no_config, "weights/config.json: no such file; expected a Hugging Face checkpoint folder"),
         (_damaged_config, "weights/config.json: not valid JSON ("),
+        (_config_of_another_kind, "weights/config.json: got list, expected a JSON object"),
         (_other_family, "model_type 'llama' is not supported; supported are qwen3, qwen3_moe."),
         (_no_tokenizer, "weights/tokenizer.json: no such file; expected a Hugging Face fast tokenizer"),
         (_tokenizer_without_calls, "expected a tokenizer for data.task calc; "),
