@@ -30,11 +30,22 @@ class Request:
     is_check_only: bool
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+Run = Callable[[ExperimentConfig], int]
+
+
+def controller(command: Command) -> Run:
+    """Return what carries a command out; imports the controller, and with it the engines, only now."""
+    from hybridrl.controller.run import sft, train
+
+    return sft if command is Command.SFT else train
+
+
+def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run] = controller) -> int:
     """Run a command.
 
     Args:
         arguments: Without the program's name; those of the process when None.
+        runner: Finds what carries a command out.
 
     Returns:
         The exit code.
@@ -42,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     request = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         checked = load_checked(request.path, request.overrides, request.command)
-        return _check(checked) if request.is_check_only else _runner(request.command)(checked.config)
+        return _check(checked) if request.is_check_only else runner(request.command)(checked.config)
     except ConfigError as e:
         _complain(f"{request.path}: {len(e.problems)} problem(s) in the configuration; nothing was started", e)
         return EXIT_WRONG_INPUT
@@ -96,13 +107,6 @@ def _check(checked: Checked) -> int:
         open_dataset(config.data, tokenizer, config.seed).train.take(1)
     print(checked.summary())
     return EXIT_OK
-
-
-def _runner(command: Command) -> Callable[[ExperimentConfig], int]:
-    """Import the controller, and with it the engines, only now."""
-    from hybridrl.controller.run import sft, train
-
-    return sft if command is Command.SFT else train
 
 
 def _complain(headline: str, error: HybridRLError) -> None:

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hybridrl.cli.main import main
-from tests.unit.preflight.experiments import FILE_TASK, SFT, write_experiment
+from hybridrl.cli.main import Run, main
+from hybridrl.config.schema import ExperimentConfig
+from hybridrl.errors import DataError, EngineError
+from hybridrl.preflight.command import Command
+from tests.unit.preflight.experiments import FILE_TASK, SFT, TRAIN, write_experiment
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -47,6 +50,44 @@ def test_check_reads_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[1].startswith(f"  {tmp_path}/train.jsonl:1: 'prompt' is empty")
     assert lines[2].startswith(f"  {tmp_path}/train.jsonl:1: no key 'answer'")
     assert lines[3].startswith(f"  {tmp_path}/train.jsonl:2: not valid JSON")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "lines"),
+    [
+        (None, 0, []),
+        (EngineError("actor rank 3, train: lost"), 1, ["the run failed (EngineError)", "  actor rank 3, train: lost"]),
+        (DataError("reward: 1 of 2\nfix it"), 2, ["the data cannot be used", "  reward: 1 of 2", "  fix it"]),
+        (KeyboardInterrupt(), 130, ["interrupted"]),
+    ],
+)
+def test_what_ends_a_run_decides_the_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: BaseException | None, code: int, lines: list[str]
+) -> None:
+    def run(config: ExperimentConfig) -> int:
+        if error is not None:
+            raise error
+        return 0
+
+    path = write_experiment(tmp_path)
+    assert main(["train", str(path)], runner=lambda command: run) == code
+    printed = capsys.readouterr().err.splitlines()
+    assert [line.removeprefix(f"hybridrl: {path}: ") for line in printed] == lines
+
+
+@pytest.mark.parametrize(("name", "text"), [("train", TRAIN), ("sft", SFT)])
+def test_a_command_gets_the_checked_configuration(tmp_path: Path, name: str, text: str) -> None:
+    seen: list[tuple[Command, int]] = []
+
+    def runner(command: Command) -> Run:
+        def run(config: ExperimentConfig) -> int:
+            seen.append((command, config.seed))
+            return 0
+
+        return run
+
+    assert main([name, str(write_experiment(tmp_path, text)), "seed=9"], runner) == 0
+    assert seen == [(Command(name), 9)]
 
 
 @pytest.mark.parametrize("arguments", [[], ["train"], ["fly", "x.yaml"], ["train", "x.yaml", "--fast"]])

@@ -28,10 +28,18 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["calc", "reverse"])
-def test_a_demo_trains_on_four_ranks(name: str, checkpoint: Path) -> None:
-    checked = load_checked(DEMO / f"{name}.yaml", [f"model.path={checkpoint}"], Command.TRAIN)
+def test_a_demo_trains_on_four_ranks(name: str) -> None:
+    checked = load_checked(DEMO / f"{name}.yaml", [], Command.TRAIN)
     assert "actor    4 rank(s): tp 2 x pp 2 x cp 1 x dp 1, experts ep 2 x etp 1" in checked.summary()
     assert "32 prompts x 8 samples = 256 samples per step" in checked.summary()
+
+
+@pytest.mark.parametrize("name", ["calc", "reverse"])
+def test_a_demo_checkpoint_is_small_and_has_the_demo_model(name: str) -> None:
+    folder = DEMO / "checkpoints" / name
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 4_000_000
+    for file in (DEMO / "model").iterdir():
+        assert (folder / file.name).read_bytes() == file.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["calc-sft", "reverse-sft"])
