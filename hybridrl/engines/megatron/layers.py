@@ -24,8 +24,33 @@ class RmsNorm(torch.nn.Module):
         self.eps = eps
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Normalise the last dimension."""
-        return F.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+        """Normalise the last dimension; statistics are float32."""
+        output: torch.Tensor = _Normalize.apply(hidden, self.weight, self.eps)
+        return output
+
+
+class _Normalize(torch.autograd.Function):
+    """y = w n with n = x / rms(x); dx = (w dy - n mean(w dy n)) / rms(x).
+
+    On a CPU torch composes this from single operations and keeps each result; here the backward pass recomputes n.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        x = hidden.float()
+        inverse = torch.linalg.vecdot(x, x).div_(x.size(-1)).add_(eps).rsqrt_().unsqueeze(-1)
+        ctx.save_for_backward(hidden, weight, inverse)
+        return (x * inverse).mul_(weight).to(hidden.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        hidden, weight, inverse = ctx.saved_tensors
+        normal = hidden.float() * inverse
+        grad = grad.float()
+        grad_weight = (grad * normal).flatten(0, -2).sum(0).to(weight.dtype)
+        grad_normal = grad * weight
+        mean = torch.linalg.vecdot(grad_normal, normal).div_(normal.size(-1)).unsqueeze(-1)
+        return grad_normal.addcmul_(normal, mean, value=-1.0).mul_(inverse).to(hidden.dtype), grad_weight, None
 
 
 class CausalAttention(torch.nn.Module):

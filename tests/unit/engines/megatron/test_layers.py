@@ -1,0 +1,71 @@
+"""The local layers against torch's own norm and a written-out attention."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hybridrl.engines.megatron.layers import CausalAttention, RmsNorm
+
+
+def config(dtype=torch.float32, is_sequence_parallel=False, head_dim=8):
+    return SimpleNamespace(
+        params_dtype=dtype, use_cpu_initialization=True, sequence_parallel=is_sequence_parallel, kv_channels=head_dim
+    )
+
+
+def run(function, *inputs):
+    leaves = [value.clone().requires_grad_() for value in inputs]
+    output = function(*leaves)
+    generator = torch.Generator().manual_seed(9)
+    output.backward(torch.randn(output.shape, generator=generator).to(output.dtype))
+    return [output.detach(), *(leaf.grad for leaf in leaves)]
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 16), (7, 2, 4, 8)])
+def test_rms_norm_and_its_gradients_equal_torch(shape):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(shape) * 3, torch.randn(shape[-1])
+    norm = RmsNorm(config(), shape[-1], eps=1e-5)
+
+    def ours(x, w):
+        return torch.func.functional_call(norm, {"weight": w}, (x,))
+
+    want = run(lambda x, w: F.rms_norm(x, w.shape, w, 1e-5), hidden.double(), weight.double())
+    for a, b in zip(run(ours, hidden, weight), want, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+
+
+def test_rms_norm_keeps_bfloat16_and_computes_in_float32():
+    hidden = (torch.randn(64, 32) * 2).bfloat16()
+    norm = RmsNorm(config(torch.bfloat16), 32)
+    exact = F.rms_norm(hidden.double(), (32,), None, 1e-5)
+    assert norm(hidden).dtype == torch.bfloat16
+    torch.testing.assert_close(norm(hidden), exact.bfloat16(), rtol=8e-3, atol=0)  # one rounding to bfloat16
+
+
+@pytest.mark.parametrize("is_sequence_parallel", [True, False])
+def test_the_norm_asks_for_its_gradient_to_be_summed_over_tp_ranks(is_sequence_parallel):
+    assert (
+        RmsNorm(config(is_sequence_parallel=is_sequence_parallel), 8).weight.sequence_parallel is is_sequence_parallel
+    )
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_attention_is_causal_and_groups_heads(kv_heads):
+    torch.manual_seed(0)
+    query, key, value = torch.randn(6, 3, 4, 8), torch.randn(6, 3, kv_heads, 8), torch.randn(6, 3, kv_heads, 8)
+
+    def written_out(q, k, v):
+        k, v = (x.repeat_interleave(4 // kv_heads, dim=2) for x in (k, v))
+        scores = torch.einsum("sbhd,tbhd->bhst", q, k) / 8**0.5
+        weights = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf).softmax(-1)
+        return torch.einsum("bhst,tbhd->sbhd", weights, v).flatten(2)
+
+    attention = CausalAttention(config())
+    got = run(lambda q, k, v: attention(q, k, v, None), query, key, value)
+    for a, b in zip(got, run(written_out, query.double(), key.double(), value.double()), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
