@@ -24,10 +24,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from vllm import SamplingParams, TokensPrompt
+from vllm import SamplingParams
+from vllm.exceptions import VLLMClientError
+from vllm.inputs.engine import tokens_input
+from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from hybridrl.config.schema import Platform, RolloutConfig
 from hybridrl.data.generation import Completion, SamplingSpec
@@ -94,6 +98,7 @@ class RolloutEngine:
         except (RuntimeError, ValueError, OSError) as e:
             raise EngineError(f"rollout engine: vLLM did not start on {folder} with {config}: {e}") from e
         engine = cls(llm, config.max_model_tokens)
+        await engine._call("hybridrl_end_with", os.getpid())
         await engine._set_version(policy_version)
         return engine
 
@@ -189,7 +194,9 @@ class RolloutEngine:
         if self._state is _State.RUNNING:
             raise WeightSyncError("rollout engine: receive while generating; pause the engine first")
         self._state = _State.STALE
-        reports: list[TransferReport] = await self._call("hybridrl_receive", ReceiveRequest(version, verify, deadline_s))
+        reports: list[TransferReport] = await self._call(
+            "hybridrl_receive", ReceiveRequest(version, verify, deadline_s)
+        )
         self._received = version
         return reports
 
@@ -237,20 +244,32 @@ class RolloutEngine:
 
     async def _generate(self, token_ids: list[int], params: SamplingParams) -> CompletionOutput:
         request_id = str(next(self._request_ids))
-        async for output in self._llm.generate(TokensPrompt(prompt_token_ids=token_ids), params, request_id):
-            if output.finished:
-                return output.outputs[0]
+        try:
+            async for output in self._llm.generate(tokens_input(token_ids), params, request_id):
+                if output.finished:
+                    return output.outputs[0]
+        except (VLLMClientError, EngineDeadError, EngineGenerateError) as e:
+            raise EngineError(
+                f"rollout engine: vLLM failed on a prompt of {len(token_ids)} tokens with {params}: {e}"
+            ) from e
         raise EngineError(f"rollout engine: request {request_id} ended without an output")
 
     def _completion(self, output: CompletionOutput) -> Completion:
         versions = {span.version for span in output.weight_versions or ()}
         if versions != {str(self._version)}:
-            raise EngineError(f"rollout engine: a completion was sampled by versions {versions}, expected {self._version}")
-        if output.finish_reason not in _FINISH_REASONS or output.logprobs is None:
-            raise EngineError(f"rollout engine: a completion ended with {output.finish_reason!r}, expected stop or length")
-        token_ids = tuple(output.token_ids)
-        logprobs = tuple(step[token].logprob for step, token in zip(output.logprobs, token_ids, strict=True))
-        return Completion(token_ids, logprobs, _FINISH_REASONS[output.finish_reason], self._version)
+            raise EngineError(
+                f"rollout engine: a completion was sampled by versions {versions}, expected {self._version}"
+            )
+        if output.finish_reason not in _FINISH_REASONS:
+            raise EngineError(
+                f"rollout engine: a completion ended with {output.finish_reason!r}, expected stop or length"
+            )
+        token_ids, logprobs = list(output.token_ids), output.logprobs
+        if not isinstance(logprobs, FlatLogprobs) or logprobs.token_ids != token_ids:
+            raise EngineError("rollout engine: vLLM returned log-probs that do not belong to the sampled tokens")
+        return Completion(
+            tuple(token_ids), tuple(logprobs.logprobs), _FINISH_REASONS[output.finish_reason], self._version
+        )
 
     async def _set_version(self, version: int) -> None:
         await self._llm.update_weight_version(str(version))
@@ -258,8 +277,12 @@ class RolloutEngine:
 
     async def _call(self, method: str, request: object) -> Any:
         """Call a method of the worker extension on every worker."""
-        replies = await self._llm.collective_rpc(method, args=(encode(request),))
-        return values_of(replies, method.removeprefix("hybridrl_"))
+        what = method.removeprefix("hybridrl_")
+        try:
+            replies = await self._llm.collective_rpc(method, args=(encode(request),))
+        except EngineDeadError as e:
+            raise EngineError(f"rollout engine: {what} found vLLM's engine process dead; its own log says why") from e
+        return values_of(replies, what)
 
 
 def _sampling_params(spec: SamplingSpec, room: int) -> SamplingParams:
@@ -272,6 +295,7 @@ def _sampling_params(spec: SamplingSpec, room: int) -> SamplingParams:
         seed=spec.seed,
         ignore_eos=True,  # only the tokens that the request names end it
         logprobs=0,
+        flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,

@@ -10,7 +10,7 @@ sampled from it. :meth:`ModuleSink.abort` makes the modules usable for another a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +92,7 @@ class ModuleSink:
         for module in self._model.modules():
             if is_deferred_attention_layer(module):
                 module.process_weights_after_loading(self._dtype)  # type: ignore[operator]
-        hook = getattr(self._model, "process_weights_after_loading", None)
+        hook: Callable[[], None] | None = getattr(self._model, "process_weights_after_loading", None)
         if hook is not None:
             hook()
 
@@ -147,8 +147,9 @@ def _process(module: nn.Module) -> None:
             quant_method.process_weights_after_loading(module)
         if not packed:
             experts.process_weights_after_loading(module)
-    if hasattr(module, "update_param_tp_status"):
-        module.update_param_tp_status()
+    update: Callable[[], None] | None = getattr(module, "update_param_tp_status", None)
+    if update is not None:
+        update()
 
 
 @contextmanager

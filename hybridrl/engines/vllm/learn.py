@@ -21,7 +21,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 
 from hybridrl.engines.vllm.boxes import merge_shards, shards_of_write
 from hybridrl.engines.vllm.loadformat import LiveTensors, model_in_load_format
-from hybridrl.engines.vllm.recording import RecordingTensor, WriteLog, storage_key
+from hybridrl.engines.vllm.recording import RecordingTensor, WriteLog
 from hybridrl.errors import LayoutError
 from hybridrl.layout.box import DType
 from hybridrl.layout.builder import check_local_coverage
@@ -65,7 +65,7 @@ def learn_layout(
     tied = _tied_parameters(model)
     with model_in_load_format(model):
         tensors = _load_format_tensors(model, skip={name for names in tied.values() for name in names})
-        log = WriteLog({storage_key(tensor): name for name, tensor in tensors.items()})
+        log = WriteLog(tensors)
         model.load_weights((name, RecordingTensor.of(t, dtype, log)) for name, t in canonical.items())  # type: ignore[operator]
         shards = [shard for write in log.writes for shard in shards_of_write(write, canonical[write.tensor])]
         shard_map = _shard_map(model, tensors, shards, canonical, place)

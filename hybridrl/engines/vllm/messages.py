@@ -44,5 +44,7 @@ def values_of(replies: list[bytes], what: str) -> list[Any]:
     decoded: list[Reply] = sorted((decode(reply) for reply in replies), key=lambda reply: reply.rank)
     failures = [f"worker {reply.rank}: {reply.error}" for reply in decoded if reply.error is not None]
     if failures:
-        raise EngineError(f"rollout engine: {what} failed on {len(failures)} of {len(decoded)} workers; " + "; ".join(failures))
+        raise EngineError(
+            f"rollout engine: {what} failed on {len(failures)} of {len(decoded)} workers; " + "; ".join(failures)
+        )
     return [reply.value for reply in decoded]

@@ -24,11 +24,12 @@ class WriteLog:
     """Collects the writes of one load.
 
     Args:
-        owners: Storage of each parameter in load format -> its local name; see :func:`storage_key`.
+        tensors: Every parameter in load format, by local name.
     """
 
-    def __init__(self, owners: Mapping[int, str]) -> None:
-        self._owners = owners
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors  # held, so that no other storage takes over an identity
+        self._owners = {storage_key(tensor): name for name, tensor in tensors.items()}
         self.writes: list[Write] = []
 
     def record(self, source: RecordingTensor, target: torch.Tensor) -> None:
@@ -63,20 +64,25 @@ class RecordingTensor(torch.Tensor):
     Attributes:
         tensor: Canonical name.
         view_of_source: Meta tensor with the view's shape, strides and offset in the canonical tensor.
-        log: Where copies are noted.
+        write_log: Where copies are noted.
     """
 
     tensor: str
     view_of_source: torch.Tensor
-    log: WriteLog
+    write_log: WriteLog
 
     @staticmethod
-    def __new__(cls, tensor: str, view: torch.Tensor, log: WriteLog) -> RecordingTensor:
+    def __new__(cls: type[RecordingTensor], tensor: str, view: torch.Tensor, log: WriteLog) -> RecordingTensor:
         """Wrap a meta view of canonical tensor `tensor`."""
         wrapper: RecordingTensor = torch.Tensor._make_wrapper_subclass(
-            cls, view.shape, strides=view.stride(), storage_offset=view.storage_offset(), dtype=view.dtype, device="meta"
+            cls,
+            view.shape,
+            strides=view.stride(),
+            storage_offset=view.storage_offset(),
+            dtype=view.dtype,
+            device=view.device,
         )
-        wrapper.tensor, wrapper.view_of_source, wrapper.log = tensor, view, log
+        wrapper.tensor, wrapper.view_of_source, wrapper.write_log = tensor, view, log
         return wrapper
 
     @classmethod
@@ -85,7 +91,7 @@ class RecordingTensor(torch.Tensor):
         return cls(canonical.name, torch.empty(canonical.shape, dtype=dtype, device="meta"), log)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Callable[..., Any],
         types: Sequence[type],
@@ -95,21 +101,27 @@ class RecordingTensor(torch.Tensor):
         """Record copies, follow views, refuse the rest."""
         kwargs = kwargs or {}
         if func is _aten.copy_.default and not isinstance(args[0], cls):
-            args[1].log.record(args[1], args[0])
+            args[1].write_log.record(args[1], args[0])
             return args[0]
         source = args[0] if args and isinstance(args[0], cls) else None
         if source is None:
-            raise LayoutError(f"a weight loader applies {func} to a recorded weight; only slices and copies are understood")
+            raise LayoutError(
+                f"a weight loader applies {func} to a recorded weight; only slices and copies are understood"
+            )
         view = source.view_of_source
         if func in _ELEMENTWISE_COPIES:
             dtype = kwargs.get("dtype") or view.dtype
             whole = torch.empty(view.untyped_storage().nbytes() // view.itemsize, dtype=dtype, device="meta")
-            return cls(source.tensor, whole.as_strided(view.shape, view.stride(), view.storage_offset()), source.log)
+            return cls(
+                source.tensor, whole.as_strided(view.shape, view.stride(), view.storage_offset()), source.write_log
+            )
         result = func(view, *args[1:], **kwargs)
         views = [result] if isinstance(result, torch.Tensor) else list(result)
         if any(storage_key(item) != storage_key(view) for item in views):
-            raise LayoutError(f"{source.tensor}: the weight loader applies {func}; only slices and copies are understood")
-        wrapped = [cls(source.tensor, item, source.log) for item in views]
+            raise LayoutError(
+                f"{source.tensor}: the weight loader applies {func}; only slices and copies are understood"
+            )
+        wrapped = [cls(source.tensor, item, source.write_log) for item in views]
         return wrapped[0] if isinstance(result, torch.Tensor) else type(result)(wrapped)
 
 

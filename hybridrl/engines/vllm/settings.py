@@ -6,7 +6,7 @@ Everything that the engine is told and is not in :class:`RolloutConfig` stands h
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -27,7 +27,9 @@ def environment(platform: Platform, config: RolloutConfig, cores: Sequence[Seque
     if platform is not Platform.CPU:
         return variables
     if cores is not None and len(cores) != config.tp_size:
-        raise EngineError(f"rollout cores: got lists for {len(cores)} workers, expected rollout.tp_size = {config.tp_size}")
+        raise EngineError(
+            f"rollout cores: got lists for {len(cores)} workers, expected rollout.tp_size = {config.tp_size}"
+        )
     variables |= {
         "VLLM_CPU_KVCACHE_SPACE": str(config.kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind" if cores is None else "|".join(",".join(map(str, c)) for c in cores),
@@ -62,10 +64,10 @@ def engine_arguments(folder: Path, platform: Platform, config: RolloutConfig, se
         "disable_log_stats": True,
         "worker_extension_cls": _WORKER_EXTENSION,
     }
-    return AsyncEngineArgs(**(arguments | _placement(platform, config)))  # type: ignore[arg-type]
+    return AsyncEngineArgs(**(arguments | _placement(platform, config)))
 
 
-def _placement(platform: Platform, config: RolloutConfig) -> Mapping[str, object]:
+def _placement(platform: Platform, config: RolloutConfig) -> dict[str, object]:
     if platform is Platform.CUDA:
         return {"gpu_memory_utilization": config.gpu_memory_fraction}
     return {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ from vllm.platforms import current_platform
 from hybridrl.engines.vllm.install import ModuleSink
 from hybridrl.engines.vllm.learn import LearnedLayout, learn_layout
 from hybridrl.engines.vllm.messages import Reply, decode, encode
+from hybridrl.engines.vllm.orphans import end_with
 from hybridrl.engines.vllm.requests import ConnectRequest, LearnRequest, ReceiveRequest
 from hybridrl.errors import EngineError
 from hybridrl.layout.shard import Place, ShardMap
-from hybridrl.reshard.executor import TransferReport, receive
+from hybridrl.reshard.executor import Receiver, TransferReport
 from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.transports import Transport, open_transport
 
@@ -32,9 +33,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
+    """A joined transfer group; receivers are compiled once, with and without verification."""
+
     plan: Plan
     destination: int
     transport: Transport
+    receivers: dict[bool, Receiver] = field(default_factory=dict)
+
+    def receiver(self, verify: bool) -> Receiver:
+        if verify not in self.receivers:
+            self.receivers[verify] = Receiver(self.plan, self.destination, self.transport, verify=verify)
+        return self.receivers[verify]
 
 
 def _answered(method: Callable[[Any, Any], object]) -> Callable[[Any, bytes], bytes]:
@@ -44,7 +53,7 @@ def _answered(method: Callable[[Any, Any], object]) -> Callable[[Any, bytes], by
     def call(self: Any, payload: bytes) -> bytes:
         try:
             return encode(Reply(self.rank, method(self, decode(payload))))
-        except Exception as e:  # a process boundary: the error goes to the caller as a reply
+        except Exception as e:  # noqa: BLE001 - a process boundary: the error goes to the caller as a reply
             _log.exception("rollout worker %d: %s failed", self.rank, method.__name__)
             return encode(Reply(self.rank, error=f"{type(e).__name__}: {e}"))
 
@@ -61,9 +70,15 @@ class WorkerExtension:
     _hybridrl_connection: _Connection | None = None
 
     @_answered
+    def hybridrl_end_with(self, owner_pid: int) -> None:
+        """End this replica's processes when its owner is gone."""
+        end_with(owner_pid)
+
+    @_answered
     def hybridrl_shard_map(self, request: LearnRequest) -> ShardMap:
         """Learn the layout of this worker's weights and return it."""
-        place = Place("rollout", request.first_rank + self.rank, request.node, _device_name(request.first_rank + self.rank))
+        rank = request.first_rank + self.rank
+        place = Place("rollout", rank, request.node, _device_name(rank))
         self._hybridrl_layout = learn_layout(self._hybridrl_model(), request.canonical, self.model_config.dtype, place)
         return self._hybridrl_layout.shard_map
 
@@ -73,7 +88,9 @@ class WorkerExtension:
         self._hybridrl_close()
         place = self._hybridrl_learned().shard_map.place
         if place not in request.plan.destinations:
-            raise EngineError(f"{place} is no destination of the plan; expected one of {list(map(str, request.plan.destinations))}")
+            raise EngineError(
+                f"{place} is no destination of the plan; expected one of {list(map(str, request.plan.destinations))}"
+            )
         destination = request.plan.destinations.index(place)
         transport = open_transport(request.rendezvous, request.plan, destination=destination)
         self._hybridrl_connection = _Connection(request.plan, destination, transport)
@@ -87,14 +104,7 @@ class WorkerExtension:
         sink = ModuleSink(self._hybridrl_model(), self._hybridrl_learned(), self.model_config.dtype)
         try:
             with torch.no_grad():
-                report = receive(
-                    connection.plan,
-                    connection.destination,
-                    sink,
-                    connection.transport,
-                    verify=request.verify,
-                    deadline_s=request.deadline_s,
-                )
+                report = connection.receiver(request.verify).run(sink, request.version, request.deadline_s)
                 sink.finish()
         finally:
             sink.abort()
