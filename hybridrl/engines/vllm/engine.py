@@ -193,7 +193,7 @@ class RolloutEngine:
         """
         if self._state is _State.RUNNING:
             raise WeightSyncError("rollout engine: receive while generating; pause the engine first")
-        self._state = _State.STALE
+        self._state, self._received = _State.STALE, None
         reports: list[TransferReport] = await self._call(
             "hybridrl_receive", ReceiveRequest(version, verify, deadline_s)
         )
@@ -255,8 +255,8 @@ class RolloutEngine:
         raise EngineError(f"rollout engine: request {request_id} ended without an output")
 
     def _completion(self, output: CompletionOutput) -> Completion:
-        versions = {span.version for span in output.weight_versions or ()}
-        if versions != {str(self._version)}:
+        versions = sorted({span.version for span in output.weight_versions or ()})
+        if versions != [str(self._version)]:
             raise EngineError(
                 f"rollout engine: a completion was sampled by versions {versions}, expected {self._version}"
             )
