@@ -19,7 +19,9 @@ def main(platform: str) -> None:
     problems = []
     if sys.version_info[:2] != wanted:
         got = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        problems.append(f"Python {got}: the pinned {platform} packages are for {wanted[0]}.{wanted[1]}; name one with PYTHON=...")
+        problems.append(
+            f"Python {got}: the pinned {platform} packages are for {wanted[0]}.{wanted[1]}; name one with PYTHON=..."
+        )
     if importlib.util.find_spec("ensurepip") is None:
         problems.append("no ensurepip: virtual environments cannot be made (Debian: apt install python3-venv)")
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
