@@ -59,7 +59,18 @@ class BuildKernels(build_ext):
         objects = []
         for source in sorted(KERNELS.glob("*.cu")):
             target = folder / f"{source.stem}_cuda.o"
-            options = ["-O3", "-std=c++17", "--threads", "0", "-Xcompiler", "-fPIC", "-c", str(source), "-o", str(target)]
+            options = [
+                "-O3",
+                "-std=c++17",
+                "--threads",
+                "0",
+                "-Xcompiler",
+                "-fPIC",
+                "-c",
+                str(source),
+                "-o",
+                str(target),
+            ]
             subprocess.run([nvcc, *targets, *options], check=True, capture_output=True, text=True)
             objects.append(str(target))
         return objects, self._library_folders(nvcc)

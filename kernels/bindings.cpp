@@ -21,8 +21,8 @@ template <typename Row>
 std::pair<const Row*, int64_t> rows_of(const Table& table, const char* name) {
   constexpr int64_t kWidth = sizeof(Row) / sizeof(int64_t);
   if (table.ndim() != 2 || table.shape(1) != kWidth) {
-    throw std::invalid_argument(std::string(name) + " has " + std::to_string(table.ndim()) + " dimensions, expected int64 [n, " +
-                                std::to_string(kWidth) + "]");
+    throw std::invalid_argument(std::string(name) + " has " + std::to_string(table.ndim()) +
+                                " dimensions, expected int64 [n, " + std::to_string(kWidth) + "]");
   }
   return {reinterpret_cast<const Row*>(table.data()), table.shape(0)};
 }
@@ -31,8 +31,8 @@ void require_cuda() {
   if (!kHasCuda) throw std::runtime_error("this build has no CUDA kernels; build again with HYBRIDRL_BUILD_CUDA=1");
 }
 
-void segmented_copy(const Table& segments, const Table& sources, const Table& destinations, int cast_code, int num_threads, bool on_cuda,
-                    [[maybe_unused]] uintptr_t stream) {
+void segmented_copy(const Table& segments, const Table& sources, const Table& destinations, int cast_code,
+                    int num_threads, bool on_cuda, [[maybe_unused]] uintptr_t stream) {
   using namespace hybridrl;
   const auto cast = static_cast<Cast>(cast_code);
   const auto [rows, count] = rows_of<CopySegment>(segments, "segments");
@@ -47,8 +47,9 @@ void segmented_copy(const Table& segments, const Table& sources, const Table& de
 #endif
 }
 
-py::array_t<uint64_t> canonical_checksum(const Table& segments, const Table& buffers, int64_t itemsize, int64_t num_slots, int cast_code,
-                                         int num_threads, bool on_cuda, [[maybe_unused]] uintptr_t stream) {
+py::array_t<uint64_t> canonical_checksum(const Table& segments, const Table& buffers, int64_t itemsize,
+                                         int64_t num_slots, int cast_code, int num_threads, bool on_cuda,
+                                         [[maybe_unused]] uintptr_t stream) {
   using namespace hybridrl;
   const auto cast = static_cast<Cast>(cast_code);
   const auto [rows, count] = rows_of<ChecksumSegment>(segments, "segments");
@@ -70,8 +71,12 @@ py::array_t<uint64_t> canonical_checksum(const Table& segments, const Table& buf
 }
 
 // Shared-memory flags: a reader that sees a stored value sees everything that was written before it.
-int64_t load_acquire(uintptr_t address) { return __atomic_load_n(reinterpret_cast<const int64_t*>(address), __ATOMIC_ACQUIRE); }
-void store_release(uintptr_t address, int64_t value) { __atomic_store_n(reinterpret_cast<int64_t*>(address), value, __ATOMIC_RELEASE); }
+int64_t load_acquire(uintptr_t address) {
+  return __atomic_load_n(reinterpret_cast<const int64_t*>(address), __ATOMIC_ACQUIRE);
+}
+void store_release(uintptr_t address, int64_t value) {
+  __atomic_store_n(reinterpret_cast<int64_t*>(address), value, __ATOMIC_RELEASE);
+}
 
 }  // namespace
 

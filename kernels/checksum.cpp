@@ -69,21 +69,25 @@ struct Load512 {
   __attribute__((target("avx512f"))) static __m512i bits(const Rounded32&, const char* at) {
     const __m512i raw = bits(Plain32{}, at);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi64(raw, 16), _mm512_set1_epi64(1));
-    const __m512i rounded = _mm512_srli_epi64(_mm512_add_epi64(raw, _mm512_add_epi64(odd, _mm512_set1_epi64(0x7FFF))), 16);
+    const __m512i rounded =
+        _mm512_srli_epi64(_mm512_add_epi64(raw, _mm512_add_epi64(odd, _mm512_set1_epi64(0x7FFF))), 16);
     const __m512i magnitude = _mm512_and_si512(raw, _mm512_set1_epi64(0x7FFFFFFF));
     const __mmask8 is_nan = _mm512_cmpgt_epu64_mask(magnitude, _mm512_set1_epi64(0x7F800000));
-    return _mm512_mask_mov_epi64(_mm512_and_si512(rounded, _mm512_set1_epi64(0xFFFF)), is_nan, _mm512_set1_epi64(0x7FC0));
+    return _mm512_mask_mov_epi64(_mm512_and_si512(rounded, _mm512_set1_epi64(0xFFFF)), is_nan,
+                                 _mm512_set1_epi64(0x7FC0));
   }
 };
 
 __attribute__((target("avx512f"))) inline __m512i mix512(__m512i key, __m512i bits) {
   const __m512i one = _mm512_set1_epi64(1), low = _mm512_set1_epi64(0xFFFFFFFFll);
   const __m512i p = _mm512_xor_si512(_mm512_mul_epu32(key, _mm512_or_si512(_mm512_srli_epi64(key, 32), one)), key);
-  const __m512i q = _mm512_xor_si512(_mm512_mul_epu32(_mm512_srli_epi64(p, 32), _mm512_or_si512(p, one)), _mm512_ror_epi64(p, 32));
+  const __m512i q =
+      _mm512_xor_si512(_mm512_mul_epu32(_mm512_srli_epi64(p, 32), _mm512_or_si512(p, one)), _mm512_ror_epi64(p, 32));
   const __m512i left = _mm512_add_epi64(bits, _mm512_and_si512(q, low));
   const __m512i factor = _mm512_or_si512(_mm512_srli_epi64(q, 32), one);
   // left has up to 33 bits: its low half times the factor, plus the factor shifted up where the 33rd bit is set.
-  return _mm512_add_epi64(_mm512_mul_epu32(left, factor), _mm512_slli_epi64(_mm512_mul_epu32(_mm512_srli_epi64(left, 32), factor), 32));
+  return _mm512_add_epi64(_mm512_mul_epu32(left, factor),
+                          _mm512_slli_epi64(_mm512_mul_epu32(_mm512_srli_epi64(left, 32), factor), 32));
 }
 
 template <typename Element>
@@ -126,8 +130,8 @@ SumRow choose(int64_t itemsize, Cast cast) {
 
 }  // namespace
 
-void checksum_cpu(const ChecksumSegment* segments, int64_t count, const Buffer* buffers, int64_t itemsize, Cast cast, int num_threads,
-                  uint64_t* sums, int64_t num_slots) {
+void checksum_cpu(const ChecksumSegment* segments, int64_t count, const Buffer* buffers, int64_t itemsize, Cast cast,
+                  int num_threads, uint64_t* sums, int64_t num_slots) {
   const SumRow sum_row = choose(itemsize, cast);
   std::mutex mutex;
   parallel_rows(

@@ -25,8 +25,9 @@ __device__ uint64_t element(const char* at, uint64_t key) {
 }
 
 template <int kItemsize, bool kRound>
-__global__ void __launch_bounds__(kThreads) checksum_kernel(const ChecksumSegment* segments, const int64_t* starts, int64_t count,
-                                                            int64_t num_tiles, const Buffer* buffers, unsigned long long* sums) {
+__global__ void __launch_bounds__(kThreads)
+    checksum_kernel(const ChecksumSegment* segments, const int64_t* starts, int64_t count, int64_t num_tiles,
+                    const Buffer* buffers, unsigned long long* sums) {
   __shared__ unsigned long long warp_sums[kThreads / 32];
   for (int64_t tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
     const int64_t index = segment_of(starts, count, tile);
@@ -53,13 +54,15 @@ __global__ void __launch_bounds__(kThreads) checksum_kernel(const ChecksumSegmen
 }
 
 template <int kItemsize, bool kRound>
-void launch(const ChecksumSegment* segments, int64_t count, const Buffer* buffers, cudaStream_t stream, uint64_t* sums, int64_t num_slots) {
+void launch(const ChecksumSegment* segments, int64_t count, const Buffer* buffers, cudaStream_t stream, uint64_t* sums,
+            int64_t num_slots) {
   const auto starts =
       tile_starts(segments, count, kElementsPerTile, [](const ChecksumSegment& s) { return s.rows * s.row_elements; });
   const int64_t num_tiles = starts.back();
   if (num_tiles == 0) return;
   int64_t num_buffers = 0;
-  for (int64_t i = 0; i < count; ++i) num_buffers = segments[i].buffer >= num_buffers ? segments[i].buffer + 1 : num_buffers;
+  for (int64_t i = 0; i < count; ++i)
+    num_buffers = segments[i].buffer >= num_buffers ? segments[i].buffer + 1 : num_buffers;
   const StreamArray<ChecksumSegment> device_segments(segments, count, stream);
   const StreamArray<int64_t> device_starts(starts.data(), count + 1, stream);
   const StreamArray<Buffer> device_buffers(buffers, num_buffers, stream);
@@ -68,14 +71,15 @@ void launch(const ChecksumSegment* segments, int64_t count, const Buffer* buffer
       device_segments.get(), device_starts.get(), count, num_tiles, device_buffers.get(),
       reinterpret_cast<unsigned long long*>(device_sums.get()));
   check_cuda(cudaGetLastError(), "launch canonical_checksum");
-  check_cuda(cudaMemcpyAsync(sums, device_sums.get(), num_slots * sizeof(uint64_t), cudaMemcpyDeviceToHost, stream), "read checksums");
+  check_cuda(cudaMemcpyAsync(sums, device_sums.get(), num_slots * sizeof(uint64_t), cudaMemcpyDeviceToHost, stream),
+             "read checksums");
   check_cuda(cudaStreamSynchronize(stream), "wait for checksums");
 }
 
 }  // namespace
 
-void checksum_cuda(const ChecksumSegment* segments, int64_t count, const Buffer* buffers, int64_t itemsize, Cast cast, uintptr_t stream_handle,
-                   uint64_t* sums, int64_t num_slots) {
+void checksum_cuda(const ChecksumSegment* segments, int64_t count, const Buffer* buffers, int64_t itemsize, Cast cast,
+                   uintptr_t stream_handle, uint64_t* sums, int64_t num_slots) {
   const auto stream = reinterpret_cast<cudaStream_t>(stream_handle);
   if (cast == Cast::kF32ToBf16) return launch<4, true>(segments, count, buffers, stream, sums, num_slots);
   switch (itemsize) {

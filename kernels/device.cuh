@@ -36,7 +36,8 @@ class StreamArray {
 template <typename Segment, typename Units>
 std::vector<int64_t> tile_starts(const Segment* segments, int64_t count, int64_t units_per_tile, Units units) {
   std::vector<int64_t> starts(count + 1, 0);
-  for (int64_t i = 0; i < count; ++i) starts[i + 1] = starts[i] + (units(segments[i]) + units_per_tile - 1) / units_per_tile;
+  for (int64_t i = 0; i < count; ++i)
+    starts[i + 1] = starts[i] + (units(segments[i]) + units_per_tile - 1) / units_per_tile;
   return starts;
 }
 

@@ -4,10 +4,10 @@
 //
 //     (b + a_i) * m_i  mod 2^64,   m_i odd and below 2^32, a_i below 2^32, both pseudo-random in (seed, i)
 //
-// Bits below 2^32 times m_i below 2^32 do not wrap, so a single changed element always changes the sum. For any fixed set of
-// several errors the sum stays only if one key hits one value out of 2^31, given the others: a chance of at most 2^-30.
-// Swapped rows, an element of another expert and a shifted range change many (index, bits) pairs and are such sets. The sum
-// does not depend on order, so any cut into boxes gives the same value.
+// Bits below 2^32 times m_i below 2^32 do not wrap, so a single changed element always changes the sum. For any fixed
+// set of several errors the sum stays only if one key hits one value out of 2^31, given the others: a chance of at most
+// 2^-30. Swapped rows, an element of another expert and a shifted range change many (index, bits) pairs and are such
+// sets. The sum does not depend on order, so any cut into boxes gives the same value.
 #pragma once
 
 #include <cstdint>

@@ -29,7 +29,8 @@ void parallel_rows(const Segment* segments, int64_t count, int num_threads, RowB
     const int64_t bytes = std::max<int64_t>(1, row_bytes(segments[i]));
     for (int64_t first = 0; first < segments[i].rows;) {
       const int64_t thread = std::min(threads - 1, done / share_bytes);
-      const int64_t room = thread == threads - 1 ? segments[i].rows : ((thread + 1) * share_bytes - done + bytes - 1) / bytes;
+      const int64_t room =
+          thread == threads - 1 ? segments[i].rows : ((thread + 1) * share_bytes - done + bytes - 1) / bytes;
       const int64_t last = std::min(segments[i].rows, first + std::max<int64_t>(1, room));
       shares[thread].push_back({i, first, last});
       done += (last - first) * bytes;
@@ -37,7 +38,8 @@ void parallel_rows(const Segment* segments, int64_t count, int num_threads, RowB
     }
   }
   std::vector<std::thread> pool;
-  for (int64_t t = 1; t < threads; ++t) pool.emplace_back([&, t] { work(t, shares[t].data(), shares[t].data() + shares[t].size()); });
+  for (int64_t t = 1; t < threads; ++t)
+    pool.emplace_back([&, t] { work(t, shares[t].data(), shares[t].data() + shares[t].size()); });
   work(0, shares[0].data(), shares[0].data() + shares[0].size());
   for (auto& thread : pool) thread.join();
 }

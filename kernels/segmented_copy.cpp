@@ -70,21 +70,25 @@ void run_rows(const CopySegment& s, int64_t first, int64_t last, const Buffer* s
     case Cast::kNone:
       return copy_rows(from, s.src_pitch, to, s.dst_pitch, last - first, s.row_bytes);
     case Cast::kF32ToBf16:
-      for (int64_t r = 0; r < last - first; ++r) round_row(from + r * s.src_pitch, to + r * s.dst_pitch, s.row_bytes / 4);
+      for (int64_t r = 0; r < last - first; ++r)
+        round_row(from + r * s.src_pitch, to + r * s.dst_pitch, s.row_bytes / 4);
       return;
     case Cast::kBf16ToF32:
-      for (int64_t r = 0; r < last - first; ++r) widen_row(from + r * s.src_pitch, to + r * s.dst_pitch, s.row_bytes / 2);
+      for (int64_t r = 0; r < last - first; ++r)
+        widen_row(from + r * s.src_pitch, to + r * s.dst_pitch, s.row_bytes / 2);
       return;
   }
 }
 
 }  // namespace
 
-void segmented_copy_cpu(const CopySegment* segments, int64_t count, const Buffer* src, const Buffer* dst, Cast cast, int num_threads) {
+void segmented_copy_cpu(const CopySegment* segments, int64_t count, const Buffer* src, const Buffer* dst, Cast cast,
+                        int num_threads) {
   parallel_rows(
       segments, count, num_threads, [](const CopySegment& s) { return s.row_bytes; },
       [&](int64_t, const RowRange* begin, const RowRange* end) {
-        for (const RowRange* range = begin; range != end; ++range) run_rows(segments[range->segment], range->first, range->last, src, dst, cast);
+        for (const RowRange* range = begin; range != end; ++range)
+          run_rows(segments[range->segment], range->first, range->last, src, dst, cast);
       });
 }
 

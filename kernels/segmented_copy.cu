@@ -30,8 +30,9 @@ struct Convert<uint16_t, uint32_t> {
 };
 
 template <typename From, typename To>
-__global__ void __launch_bounds__(kThreads) copy_kernel(const CopySegment* segments, const int64_t* starts, int64_t count, int64_t num_tiles,
-                                                        const Buffer* src, const Buffer* dst) {
+__global__ void __launch_bounds__(kThreads)
+    copy_kernel(const CopySegment* segments, const int64_t* starts, int64_t count, int64_t num_tiles, const Buffer* src,
+                const Buffer* dst) {
   for (int64_t tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
     const int64_t index = segment_of(starts, count, tile);
     const CopySegment s = segments[index];
@@ -51,8 +52,9 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const CopySegment* segme
 
 template <typename From, typename To>
 void launch(const CopySegment* segments, int64_t count, const Buffer* src, const Buffer* dst, cudaStream_t stream) {
-  const auto starts = tile_starts(segments, count, kUnitsPerTile,
-                                  [](const CopySegment& s) { return s.rows * (s.row_bytes / static_cast<int64_t>(sizeof(From))); });
+  const auto starts = tile_starts(segments, count, kUnitsPerTile, [](const CopySegment& s) {
+    return s.rows * (s.row_bytes / static_cast<int64_t>(sizeof(From)));
+  });
   const int64_t num_tiles = starts.back();
   if (num_tiles == 0) return;
   int64_t num_src = 0, num_dst = 0;
@@ -81,7 +83,8 @@ int64_t common_alignment(const CopySegment* segments, int64_t count, const Buffe
 
 }  // namespace
 
-void segmented_copy_cuda(const CopySegment* segments, int64_t count, const Buffer* src, const Buffer* dst, Cast cast, uintptr_t stream_handle) {
+void segmented_copy_cuda(const CopySegment* segments, int64_t count, const Buffer* src, const Buffer* dst, Cast cast,
+                         uintptr_t stream_handle) {
   const auto stream = reinterpret_cast<cudaStream_t>(stream_handle);
   if (cast == Cast::kF32ToBf16) return launch<uint32_t, uint16_t>(segments, count, src, dst, stream);
   if (cast == Cast::kBf16ToF32) return launch<uint16_t, uint32_t>(segments, count, src, dst, stream);

@@ -97,7 +97,9 @@ def _prove(local: LocalTensor, shards: list[Shard], padding: int, place: Place) 
                 f"{place}: {shard.tensor} {shard.box} leaves {local.name}, which has {size} elements {local.shape}"
             )
         if marks[cells].any():
-            raise LayoutError(f"{place}: {shard.tensor} {shard.box} overlaps another shard of {local.name} {local.shape}")
+            raise LayoutError(
+                f"{place}: {shard.tensor} {shard.box} overlaps another shard of {local.name} {local.shape}"
+            )
         marks[cells] = True
     covered = int(marks.sum()) * cell
     if covered != size - padding:

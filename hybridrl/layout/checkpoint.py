@@ -55,7 +55,9 @@ def _read_header(path: Path) -> list[FileTensor]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= size - 8:
-            raise LayoutError(f"{path}: damaged safetensors header (length {length}, file {size} bytes); copy the file again")
+            raise LayoutError(
+                f"{path}: damaged safetensors header (length {length}, file {size} bytes); copy the file again"
+            )
         try:
             header = json.loads(file.read(length))
         except (json.JSONDecodeError, UnicodeDecodeError) as e:
@@ -68,8 +70,12 @@ def _read_header(path: Path) -> list[FileTensor]:
             raise LayoutError(f"{path}: tensor {name} has dtype {item['dtype']}, expected one of {', '.join(_DTYPES)}")
         start, stop = item["data_offsets"]
         if 8 + length + stop > size:
-            raise LayoutError(f"{path}: truncated, tensor {name} ends at byte {8 + length + stop} of {size}; copy the file again")
-        entries.append(FileTensor(LocalTensor(name, tuple(item["shape"]), _DTYPES[item["dtype"]]), path, 8 + length + start))
+            raise LayoutError(
+                f"{path}: truncated, tensor {name} ends at byte {8 + length + stop} of {size}; copy the file again"
+            )
+        entries.append(
+            FileTensor(LocalTensor(name, tuple(item["shape"]), _DTYPES[item["dtype"]]), path, 8 + length + start)
+        )
     return entries
 
 
@@ -92,8 +98,6 @@ def checkpoint_shard_map(index: dict[str, FileTensor], spec: ModelSpec, where: s
 
 def whole_shard_map(tensors: dict[str, LocalTensor], place: Place) -> ShardMap:
     """Return the map of a place that holds each canonical tensor whole, under its own name."""
-    shards = tuple(
-        Shard(name, Box.whole(t.shape), name, 0, contiguous_strides(t.shape)) for name, t in tensors.items()
-    )
+    shards = tuple(Shard(name, Box.whole(t.shape), name, 0, contiguous_strides(t.shape)) for name, t in tensors.items())
     canonical = {name: CanonicalTensor(name, t.shape) for name, t in tensors.items()}
     return ShardMap(place, tensors, shards, canonical)

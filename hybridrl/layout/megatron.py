@@ -111,7 +111,10 @@ class _RankMap:
 
     def _layer(self, layer: DecoderLayer, local: str) -> None:
         attention, is_moe = layer.attention, isinstance(layer.mlp, MoeMlp)
-        fused_qkv_norm, fused_fc1_norm = "self_attention.linear_qkv.layer_norm_weight", "mlp.linear_fc1.layer_norm_weight"
+        fused_qkv_norm, fused_fc1_norm = (
+            "self_attention.linear_qkv.layer_norm_weight",
+            "mlp.linear_fc1.layer_norm_weight",
+        )
         self._whole(layer.input_norm, f"{local}.{fused_qkv_norm if self._is_te else 'input_layernorm.weight'}")
         self._attention(attention, f"{local}.self_attention")
         is_fused = self._is_te and not is_moe
@@ -119,7 +122,13 @@ class _RankMap:
         if isinstance(layer.mlp, MoeMlp):
             self._moe(layer.mlp, f"{local}.mlp")
         else:
-            self._gated(layer.mlp, f"{local}.mlp.linear_fc1.weight", f"{local}.mlp.linear_fc2.weight", self._sizes.tp, self._at.tp)
+            self._gated(
+                layer.mlp,
+                f"{local}.mlp.linear_fc1.weight",
+                f"{local}.mlp.linear_fc2.weight",
+                self._sizes.tp,
+                self._at.tp,
+            )
 
     def _attention(self, attention: GqaAttention, local: str) -> None:
         rows = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
@@ -133,9 +142,13 @@ class _RankMap:
                 cut = range(max(block.start, mine.start), min(block.stop, mine.stop))
                 if cut:
                     canonical = range(first_row + cut.start - block.start, first_row + cut.stop - block.start)
-                    self._out.place_rows(f"{attention.prefix}.{part}_proj.{suffix}", canonical, name, cut.start - mine.start)
+                    self._out.place_rows(
+                        f"{attention.prefix}.{part}_proj.{suffix}", canonical, name, cut.start - mine.start
+                    )
         width = attention.num_heads * attention.head_dim
-        self._columns(f"{attention.prefix}.o_proj.weight", f"{local}.linear_proj.weight", width, self._sizes.tp, self._at.tp)
+        self._columns(
+            f"{attention.prefix}.o_proj.weight", f"{local}.linear_proj.weight", width, self._sizes.tp, self._at.tp
+        )
         if attention.has_qk_norm:
             for part in "qk":
                 self._whole(f"{attention.prefix}.{part}_norm.weight", f"{local}.{part}_layernorm.weight")

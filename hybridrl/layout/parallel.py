@@ -67,4 +67,6 @@ class Coordinates:
 
 def parallel_sizes(config: ParallelConfig) -> ParallelSizes:
     """Return the configured degrees in the layout language."""
-    return ParallelSizes(config.tp_size, config.pp_size, config.ep_size, config.etp_size, config.cp_size, config.dp_size)
+    return ParallelSizes(
+        config.tp_size, config.pp_size, config.ep_size, config.etp_size, config.cp_size, config.dp_size
+    )

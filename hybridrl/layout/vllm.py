@@ -64,7 +64,9 @@ class _WorkerMap:
 
     def _share(self, total: int, what: str) -> range:
         if total % self._tp:
-            raise LayoutError(f"{what}: {total} does not divide by rollout tp_size {self._tp}; choose a degree that divides it")
+            raise LayoutError(
+                f"{what}: {total} does not divide by rollout tp_size {self._tp}; choose a degree that divides it"
+            )
         mine = total // self._tp
         return range(self._rank * mine, (self._rank + 1) * mine)
 
@@ -126,7 +128,9 @@ class _WorkerMap:
     def _moe(self, moe: MoeMlp) -> None:
         self._whole(moe.router)
         is_ep, hidden = self._layout.has_expert_parallel, moe.hidden_size
-        mine = range(moe.intermediate_size) if is_ep else self._share(moe.intermediate_size, f"{moe.prefix} expert size")
+        mine = (
+            range(moe.intermediate_size) if is_ep else self._share(moe.intermediate_size, f"{moe.prefix} expert size")
+        )
         experts = linear_experts(moe.num_experts, self._tp, self._rank) if is_ep else range(moe.num_experts)
         w13, w2 = (f"{moe.prefix}.experts.routed_experts.{part}_weight" for part in ("w13", "w2"))
         self._out.local(w13, (len(experts) * 2 * len(mine), hidden), self._layout.dtype)
@@ -135,7 +139,9 @@ class _WorkerMap:
             prefix = f"{moe.prefix}.experts.{expert}"
             self._out.place_rows(f"{prefix}.gate_proj.weight", mine, w13, slot * 2 * len(mine))
             self._out.place_rows(f"{prefix}.up_proj.weight", mine, w13, (slot * 2 + 1) * len(mine))
-            self._out.place_box(f"{prefix}.down_proj.weight", Box((0, mine.start), (hidden, mine.stop)), w2, (slot * hidden, 0))
+            self._out.place_box(
+                f"{prefix}.down_proj.weight", Box((0, mine.start), (hidden, mine.stop)), w2, (slot * hidden, 0)
+            )
 
 
 def linear_experts(num_experts: int, ep_size: int, ep_rank: int) -> range:

@@ -13,7 +13,6 @@ import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from hybridrl.layout.checkpoint import FileTensor, checkpoint_shard_map, read_ch
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.shard import LocalTensor, ShardMap
 from hybridrl.reshard import ops
-from hybridrl.reshard.plan import Move, Plan
+from hybridrl.reshard.plan import Move
 from hybridrl.reshard.planner import build_plan
 from hybridrl.reshard.segments import Copy, copy_tables
 
@@ -47,7 +46,7 @@ def load_checkpoint(folder: Path, spec: ModelSpec, shard_map: ShardMap, tensors:
     plan = build_plan([files], [shard_map])
     mapped = {path: np.memmap(path, mode="r") for path in {entry.path for entry in index.values()}}
     views = {name: _file_view(entry, mapped) for name, entry in index.items()}
-    _copy_local(plan, plan.moves, views, tensors)
+    _copy_local(plan.moves, views, tensors)
 
 
 def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Path) -> None:
@@ -90,7 +89,7 @@ def write_checkpoint(
     paths = {index[move.tensor].path for move in own}
     mapped = {path: np.memmap(path, mode="r+") for path in paths}
     views = {move.tensor: _file_view(index[move.tensor], mapped) for move in own}
-    _copy_local(plan, own, tensors, views)
+    _copy_local(own, tensors, views)
     for file in mapped.values():
         file.flush()
 
@@ -128,7 +127,11 @@ def _create_file(path: Path, tensors: list[LocalTensor]) -> None:
     position = 0
     for tensor in tensors:
         stop = position + _num_bytes(tensor)
-        header[tensor.name] = {"dtype": tensor.dtype.value, "shape": list(tensor.shape), "data_offsets": [position, stop]}
+        header[tensor.name] = {
+            "dtype": tensor.dtype.value,
+            "shape": list(tensor.shape),
+            "data_offsets": [position, stop],
+        }
         position = stop
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % _ALIGNMENT)
@@ -137,17 +140,17 @@ def _create_file(path: Path, tensors: list[LocalTensor]) -> None:
         file.truncate(8 + len(text) + position)
 
 
-def _file_view(entry: FileTensor, mapped: Mapping[Path, np.memmap]) -> np.ndarray:
+def _file_view(entry: FileTensor, mapped: Mapping[Path, ops.Bytes]) -> ops.Bytes:
     return mapped[entry.path][entry.offset_bytes : entry.offset_bytes + _num_bytes(entry.tensor)]
 
 
-def _copy_local(plan: Plan, moves: Sequence[Move], sources: Mapping[str, object], destinations: Mapping[str, object]) -> None:
+def _copy_local(
+    moves: Sequence[Move], sources: Mapping[str, ops.Buffer], destinations: Mapping[str, ops.Buffer]
+) -> None:
     """Carry out moves whose two sides are in this process's memory."""
     read = {name: i for i, name in enumerate(dict.fromkeys(move.read.local for move in moves))}
     write = {name: i for i, name in enumerate(dict.fromkeys(move.write.local for move in moves))}
-    copies = [
-        (m.tensor, Copy(m.box.shape, read[m.read.local], m.read, write[m.write.local], m.write)) for m in moves
-    ]
+    copies = [(m.tensor, Copy(m.box.shape, read[m.read.local], m.read, write[m.write.local], m.write)) for m in moves]
     source_table = ops.buffer_table([sources[name] for name in read])
     destination_table = ops.buffer_table([destinations[name] for name in write])
     for cast, table in copy_tables(copies):

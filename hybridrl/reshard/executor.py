@@ -88,7 +88,9 @@ class _Side:
         self._copies: list[tuple[ops.Cast, Table]] = copy_tables(_packed_copies(moves, buffers, is_source=is_source))
         self._tensors = tuple(dict.fromkeys(move.tensor for move in moves))
         slots = {tensor: slot for slot, tensor in enumerate(self._tensors)}
-        self._checksums: list[ChecksumTable] = checksum_tables(moves, buffers, slots, plan.canonical, is_source=is_source)
+        self._checksums: list[ChecksumTable] = checksum_tables(
+            moves, buffers, slots, plan.canonical, is_source=is_source
+        )
         self._keys = [PieceKey(tensor, moves[0].source, moves[0].destination) for tensor in self._tensors]
 
     def copy(self, tensors: Mapping[str, torch.Tensor], message: torch.Tensor) -> None:
@@ -141,7 +143,9 @@ class _Lap:
     def __enter__(self) -> None:
         self.start = time.perf_counter()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.seconds[self.name] += time.perf_counter() - self.start
 
 
@@ -238,9 +242,7 @@ class Receiver:
         return TransferReport(checksums, wire_bytes, clock.seconds)
 
 
-def compare_reports(
-    plan: Plan, sources: Sequence[TransferReport], destinations: Sequence[TransferReport]
-) -> list[str]:
+def compare_reports(plan: Plan, sources: Sequence[TransferReport], destinations: Sequence[TransferReport]) -> list[str]:
     """Return one line per piece on whose checksum the two sides disagree; empty when all agree.
 
     Args:

@@ -19,9 +19,12 @@ from hybridrl.errors import ReshardError
 try:
     from hybridrl import _C
 except ImportError as e:
-    raise ReshardError(f"the kernels are not built ({e}); run `make setup`, or `pip install -e .` in the environment") from e
+    raise ReshardError(
+        f"the kernels are not built ({e}); run `make setup`, or `pip install -e .` in the environment"
+    ) from e
 
 Table = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 
 
 class Cast(enum.Enum):
@@ -45,7 +48,10 @@ class DeviceTensor(Protocol):
         ...
 
 
-def buffer_table(buffers: Sequence[DeviceTensor | NDArray[np.generic]]) -> Table:
+Buffer = DeviceTensor | NDArray[np.generic]
+
+
+def buffer_table(buffers: Sequence[Buffer]) -> Table:
     """Return the [num_buffers, 2] table of addresses and sizes in bytes of contiguous tensors or arrays.
 
     The caller keeps them alive for as long as the table is used.
@@ -83,7 +89,9 @@ def segmented_copy(
         ReshardError: A segment leaves its buffer; prints segment and values.
     """
     try:
-        _C.segmented_copy(segments, sources, destinations, cast.value, num_threads, cuda_stream is not None, cuda_stream or 0)
+        _C.segmented_copy(
+            segments, sources, destinations, cast.value, num_threads, cuda_stream is not None, cuda_stream or 0
+        )
     except (ValueError, RuntimeError) as e:
         raise ReshardError(f"segmented_copy: {e}") from e
 

@@ -44,7 +44,9 @@ def cast_between(source: DType, destination: DType, tensor: str) -> Cast:
     if source is destination:
         return Cast.NONE
     if (source, destination) not in _CASTS:
-        raise ReshardError(f"{tensor}: cannot convert {source.value} to {destination.value}; keep both sides in one type")
+        raise ReshardError(
+            f"{tensor}: cannot convert {source.value} to {destination.value}; keep both sides in one type"
+        )
     return _CASTS[source, destination]
 
 
@@ -79,8 +81,12 @@ class ChecksumTable:
 
 
 def checksum_tables(
-    moves: Sequence[Move], buffers: Mapping[str, int], slots: Mapping[str, int], canonical: Mapping[str, CanonicalTensor],
-    *, is_source: bool,
+    moves: Sequence[Move],
+    buffers: Mapping[str, int],
+    slots: Mapping[str, int],
+    canonical: Mapping[str, CanonicalTensor],
+    *,
+    is_source: bool,
 ) -> list[ChecksumTable]:
     """Compile the checksum of one side of `moves`, summed into one slot per canonical tensor."""
     rows: dict[tuple[int, Cast], list[tuple[int, ...]]] = {}

@@ -56,5 +56,7 @@ def read_model_spec(folder: Path) -> ModelSpec:
     except ValueError as e:
         raise LayoutError(f"{path}: not valid JSON ({e}); restore the file from the checkpoint") from e
     if not isinstance(config, dict):
-        raise LayoutError(f"{path}: got {type(config).__name__}, expected a JSON object; restore it from the checkpoint")
+        raise LayoutError(
+            f"{path}: got {type(config).__name__}, expected a JSON object; restore it from the checkpoint"
+        )
     return model_spec(config, str(path))

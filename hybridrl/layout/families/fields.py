@@ -65,7 +65,9 @@ class HfFields:
             LayoutError: Naming file, field, got and supported value.
         """
         if value != supported:
-            raise LayoutError(f"{self._where}: {name} is {value!r}, but only {supported!r} is supported for this family")
+            raise LayoutError(
+                f"{self._where}: {name} is {value!r}, but only {supported!r} is supported for this family"
+            )
 
     def _value(self, name: str, default: T | None) -> object:
         value = self._config.get(name)

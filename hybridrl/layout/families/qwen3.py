@@ -27,7 +27,9 @@ def moe_spec(fields: HfFields) -> ModelSpec:
             router=f"model.layers.{index}.mlp.gate.weight",
             hidden_size=fields.integer("hidden_size"),
             intermediate_size=fields.integer("moe_intermediate_size"),
-            num_experts=fields.integer(fields.present("num_experts", "num_local_experts")),  # transformers 5 writes the latter
+            num_experts=fields.integer(
+                fields.present("num_experts", "num_local_experts")
+            ),  # transformers 5 writes the latter
             num_experts_per_token=fields.integer("num_experts_per_tok"),
             is_topk_normalized=fields.boolean("norm_topk_prob", False),
         )

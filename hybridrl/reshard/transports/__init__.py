@@ -67,7 +67,9 @@ class Rendezvous:
     timeout_s: float
 
 
-def open_transport(rendezvous: Rendezvous, plan: Plan, *, source: int | None = None, destination: int | None = None) -> Transport:
+def open_transport(
+    rendezvous: Rendezvous, plan: Plan, *, source: int | None = None, destination: int | None = None
+) -> Transport:
     """Connect one rank of a plan; every rank of both sides calls it at the same time.
 
     Args:
@@ -80,10 +82,11 @@ def open_transport(rendezvous: Rendezvous, plan: Plan, *, source: int | None = N
     from hybridrl.reshard.transports import gloo, shm
 
     assert (source is None) != (destination is None), (source, destination)
-    kinds = {"shm": shm.ShmTransport, "gloo": gloo.GlooTransport}
-    if rendezvous.kind not in kinds:
-        raise ReshardError(f"weight_sync.transport {rendezvous.kind!r} is unknown; expected one of {', '.join(kinds)}")
-    return kinds[rendezvous.kind](rendezvous, plan, source=source, destination=destination)
+    if rendezvous.kind == "shm":
+        return shm.ShmTransport(rendezvous, plan, source=source, destination=destination)
+    if rendezvous.kind == "gloo":
+        return gloo.GlooTransport(rendezvous, plan, source=source, destination=destination)
+    raise ReshardError(f"transport {rendezvous.kind!r} is unknown; expected shm or gloo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +112,6 @@ def find_peers(plan: Plan, source: int | None, destination: int | None) -> Peers
 def check_label(got: Label, expected: Label, sender: Place, receiver: Place) -> None:
     """Raise ReshardError when a message is not the expected one."""
     if got != expected:
-        raise ReshardError(f"{receiver}: message from {sender} is {got}, expected {expected}; a message was lost or is stale")
+        raise ReshardError(
+            f"{receiver}: message from {sender} is {got}, expected {expected}; a message was lost or is stale"
+        )

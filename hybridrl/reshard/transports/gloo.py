@@ -35,7 +35,9 @@ class GlooTransport:
         world_size = len(plan.sources) + len(plan.destinations)
         timeout = timedelta(seconds=rendezvous.timeout_s)
         try:
-            tcp = dist.TCPStore(rendezvous.host, rendezvous.port, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
+            tcp = dist.TCPStore(
+                rendezvous.host, rendezvous.port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
+            )
             self._store = dist.PrefixStore(rendezvous.session, tcp)
             self._group = dist.ProcessGroupGloo(self._store, rank, world_size, timeout)
         except (RuntimeError, dist.DistError) as e:
@@ -76,7 +78,7 @@ class GlooTransport:
             fill(data)
             rank = self._first_peer + peer
             with self._named(self._place(peer)):
-                works = [self._group.send([head], rank, _LABEL_TAG), self._group.send([data], rank, _DATA_TAG)]
+                works = [self._group.send([head], rank, _LABEL_TAG), self._group.send([data], rank, _DATA_TAG)]  # type: ignore[attr-defined]
             in_flight.append((peer, works, (head, data)))
         for peer, works, _ in in_flight:
             self._finish(peer, works, deadline)
@@ -86,9 +88,9 @@ class GlooTransport:
         data = torch.empty(label.num_bytes, dtype=torch.uint8)
         rank = self._first_peer + peer
         with self._named(self._place(peer)):
-            self._finish(peer, [self._group.recv([head], rank, _LABEL_TAG)], deadline)
+            self._finish(peer, [self._group.recv([head], rank, _LABEL_TAG)], deadline)  # type: ignore[attr-defined]
             check_label(Label(*head.tolist()), label, self._place(peer), self._me)
-            self._finish(peer, [self._group.recv([data], rank, _DATA_TAG)], deadline)
+            self._finish(peer, [self._group.recv([data], rank, _DATA_TAG)], deadline)  # type: ignore[attr-defined]
         drain(data)
 
     def _finish(self, peer: int, works: list[dist.Work], deadline: float) -> None:

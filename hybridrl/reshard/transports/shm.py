@@ -97,7 +97,8 @@ class ShmTransport:
         deadline = time.monotonic() + deadline_s
         step = self._send_next if self._is_source else self._receive_next
         while pending := [peer for peer in self._peers.values() if peer.queue]:
-            if not any([step(peer) for peer in pending]):
+            num_done = sum(step(peer) for peer in pending)
+            if not num_done:
                 self._check(pending, deadline)
                 time.sleep(_POLL_S)
 
@@ -135,7 +136,9 @@ class ShmTransport:
         if time.monotonic() > deadline:
             label = pending[0].queue[0][0]
             doing = "reads" if self._is_source else "sends"
-            raise ReshardError(f"{self._me}: timed out until {pending[0].place} {doing} chunk {label.chunk} of version {label.version}")
+            raise ReshardError(
+                f"{self._me}: timed out until {pending[0].place} {doing} chunk {label.chunk} of version {label.version}"
+            )
 
     def _create(self, path: Path, slot_bytes: int) -> _Channel:
         building = path.with_suffix(".new")

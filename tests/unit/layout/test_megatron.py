@@ -30,7 +30,9 @@ def _local(config, sizes, rank, **options):
 @pytest.mark.parametrize("config", [QWEN3_DENSE, QWEN3_MOE], ids=["dense", "moe"])
 def test_every_local_element_is_covered(config, sizes):
     for rank in range(sizes.world_size):
-        local, _ = _local(config, sizes if "num_experts" in config else ParallelSizes(tp=sizes.tp, pp=sizes.pp, dp=sizes.dp), rank)
+        local, _ = _local(
+            config, sizes if "num_experts" in config else ParallelSizes(tp=sizes.tp, pp=sizes.pp, dp=sizes.dp), rank
+        )
         assert all(np.isfinite(values).all() for values in local.values())
 
 

@@ -26,7 +26,9 @@ def folder(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("sizes", [ParallelSizes(), ParallelSizes(tp=2, pp=2, ep=2), ParallelSizes(tp=2, dp=2, ep=2, etp=2)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [ParallelSizes(), ParallelSizes(tp=2, pp=2, ep=2), ParallelSizes(tp=2, dp=2, ep=2, etp=2)], ids=str
+)
 def test_import_then_export_is_bit_identical(folder, tmp_path, sizes):
     maps = world(sizes, "actor")
     ranks = [empty_tensors(m) for m in maps]
@@ -66,7 +68,9 @@ def test_missing_and_misshapen_tensors_are_listed(folder):
     tensors["lm_head.weight"] = tensors["lm_head.weight"][:50].clone()
     save_file(tensors, folder / "model.safetensors")
     shard_map = world(ParallelSizes(), "actor")[0]
-    with pytest.raises(LayoutError, match=r"model.norm.weight: missing; lm_head.weight: shape \(50, 32\), expected \(100, 32\)"):
+    with pytest.raises(
+        LayoutError, match=r"model.norm.weight: missing; lm_head.weight: shape \(50, 32\), expected \(100, 32\)"
+    ):
         load_checkpoint(folder, SPEC, shard_map, empty_tensors(shard_map))
 
 

@@ -1,7 +1,7 @@
 """Transfers over the real transports: exact bytes, agreeing checksums, and faults that are caught and named."""
 
-import torch
 import pytest
+import torch
 
 from hybridrl.errors import ReshardError
 from hybridrl.layout.box import DType
@@ -15,7 +15,10 @@ from tests.unit.reshard.world import empty_tensors, filled_tensors, transfer
 CANONICAL = random_canonical(SPEC)
 
 
-def sides(source=ParallelSizes(tp=2, pp=2, ep=2), destination=ParallelSizes(tp=2), dtype=DType.FLOAT32, chunk_bytes=9000):
+TRAINING, GENERATION = ParallelSizes(tp=2, pp=2, ep=2), ParallelSizes(tp=2)
+
+
+def sides(source=TRAINING, destination=GENERATION, dtype=DType.FLOAT32, chunk_bytes=9000):
     sources, destinations = world(source, "actor"), world(destination, "rollout", dtype, first_device=100)
     plan = build_plan(sources, destinations, chunk_bytes=chunk_bytes)
     have = [filled_tensors(m, CANONICAL) for m in sources]
@@ -25,7 +28,9 @@ def sides(source=ParallelSizes(tp=2, pp=2, ep=2), destination=ParallelSizes(tp=2
 
 
 def equal(got, want):
-    return all(torch.equal(g[name].nan_to_num(7), w[name].nan_to_num(7)) for g, w in zip(got, want, strict=True) for name in w)
+    return all(
+        torch.equal(g[name].nan_to_num(7), w[name].nan_to_num(7)) for g, w in zip(got, want, strict=True) for name in w
+    )
 
 
 @pytest.mark.parametrize("kind", ["shm", "gloo"])

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridrl.errors import ReshardError
-from hybridrl.reshard.ops import Cast, buffer_table, canonical_checksum, load_acquire, segmented_copy, store_release, tensor_seed
+from hybridrl.reshard.ops import (
+    Cast,
+    buffer_table,
+    canonical_checksum,
+    load_acquire,
+    segmented_copy,
+    store_release,
+    tensor_seed,
+)
 
 MASK = 2**64 - 1
 
@@ -18,8 +26,11 @@ def table(*rows):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.integers(1, 40), row_bytes=st.integers(1, 700), gaps=st.tuples(st.integers(0, 9), st.integers(0, 9)),
-    offsets=st.tuples(st.integers(0, 17), st.integers(0, 17)), num_threads=st.integers(0, 3),
+    rows=st.integers(1, 40),
+    row_bytes=st.integers(1, 700),
+    gaps=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    offsets=st.tuples(st.integers(0, 17), st.integers(0, 17)),
+    num_threads=st.integers(0, 3),
 )
 def test_copy_moves_exactly_the_rows(rows, row_bytes, gaps, offsets, num_threads):
     pitches = [row_bytes + gap for gap in gaps]
@@ -49,7 +60,9 @@ def test_many_segments_and_buffers():
     assert torch.equal(got, torch.cat(sources))
 
 
-SPECIAL = torch.tensor([0.0, -0.0, 1.0, float("inf"), -float("inf"), 1e-40, -1e-45, 3.3895314e38, 65504.0, 1.00390625, 1.01171875])
+SPECIAL = torch.tensor(
+    [0.0, -0.0, 1.0, float("inf"), -float("inf"), 1e-40, -1e-45, 3.3895314e38, 65504.0, 1.00390625, 1.01171875]
+)
 
 
 def test_float32_rounds_to_the_nearest_even_bfloat16():
@@ -66,7 +79,9 @@ def test_float32_rounds_to_the_nearest_even_bfloat16():
 def test_bfloat16_widens_exactly():
     source = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
     got = torch.zeros(source.numel())
-    segmented_copy(table([0, 0, 0, 0, 0, 0, 1, source.nbytes]), buffer_table([source]), buffer_table([got]), cast=Cast.BF16_TO_F32)
+    segmented_copy(
+        table([0, 0, 0, 0, 0, 0, 1, source.nbytes]), buffer_table([source]), buffer_table([got]), cast=Cast.BF16_TO_F32
+    )
     assert torch.equal(got.view(torch.int32), source.view(torch.int16).int() << 16)
 
 
@@ -81,16 +96,24 @@ def slow_mix(seed, index, bits):
         q = ((p >> 32) * ((p & 0xFFFFFFFF) | 1) & MASK) ^ ((p << 32 | p >> 32) & MASK)
         return (bits + (q & 0xFFFFFFFF)) * ((q >> 32) | 1)
 
-    return term(key, bits) if bits < 2**32 else term(key, bits & 0xFFFFFFFF) + term(key ^ 0xD1B54A32D192ED03, bits >> 32)
+    return (
+        term(key, bits) if bits < 2**32 else term(key, bits & 0xFFFFFFFF) + term(key ^ 0xD1B54A32D192ED03, bits >> 32)
+    )
 
 
 def checksum(values, start=0, pitch=None, seed=77, cast=Cast.NONE, num_threads=1):
     values = np.atleast_2d(values)
     rows, width = values.shape
     segment = table([0, 0, values.strides[0], rows, width, start, pitch or width, seed, 0])
-    flat = np.lib.stride_tricks.as_strided(values, ((rows - 1) * values.strides[0] // values.itemsize + width,), (values.itemsize,))
+    flat = np.lib.stride_tricks.as_strided(
+        values, ((rows - 1) * values.strides[0] // values.itemsize + width,), (values.itemsize,)
+    )
     buffers = table([flat.ctypes.data, (rows - 1) * values.strides[0] + width * values.itemsize])
-    return int(canonical_checksum(segment, buffers, itemsize=values.itemsize, num_slots=1, cast=cast, num_threads=num_threads)[0])
+    return int(
+        canonical_checksum(segment, buffers, itemsize=values.itemsize, num_slots=1, cast=cast, num_threads=num_threads)[
+            0
+        ]
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32])
@@ -156,7 +179,10 @@ def test_same_values_elsewhere_have_another_checksum():
 
 def test_rows_outside_their_buffer_are_named_with_values():
     buffers = buffer_table([np.zeros(100, np.uint8)])
-    with pytest.raises(ReshardError, match=r"segment 1: source buffer 0 of 1 \(100 bytes\), offset 90, pitch 0, 1 rows of 11 bytes do not fit"):
+    with pytest.raises(
+        ReshardError,
+        match=r"segment 1: source buffer 0 of 1 \(100 bytes\), offset 90, pitch 0, 1 rows of 11 bytes do not fit",
+    ):
         segmented_copy(table([0, 0, 0, 0, 0, 0, 1, 4], [0, 90, 0, 0, 0, 0, 1, 11]), buffers, buffers)
     with pytest.raises(ReshardError, match=r"segment 0: destination buffer 3 of 1"):
         segmented_copy(table([0, 0, 0, 3, 0, 0, 1, 4]), buffers, buffers)

@@ -32,7 +32,17 @@ def rendezvous(kind, timeout_s):
     return Rendezvous(kind, uuid.uuid4().hex[:12], "127.0.0.1", port, timeout_s)
 
 
-def transfer(plan, sources, destinations, kind, *, versions=(1,), wrap=lambda transport, **who: transport, deadline_s=10.0, timeout_s=10.0):
+def transfer(
+    plan,
+    sources,
+    destinations,
+    kind,
+    *,
+    versions=(1,),
+    wrap=lambda transport, **who: transport,
+    deadline_s=10.0,
+    timeout_s=10.0,
+):
     """Run a plan once per version; `wrap` may replace a rank's transport. Returns reports or exceptions per rank and version."""
     meet = rendezvous(kind, timeout_s)
 
