@@ -55,8 +55,9 @@ class Cluster:
             logging_level=logging.ERROR,
             _node_ip_address=_LOOPBACK,
             _temp_dir=self._folder,
-            # Idle workers that Ray would start ahead of time take cores from the ranks that start.
-            _system_config={"prestart_worker_first_driver": False},
+            # Idle workers that Ray would start ahead of time take cores from the ranks that start, and by default Ray
+            # runs its workers at low priority.
+            _system_config={"prestart_worker_first_driver": False, "worker_niceness": 0},
         )
         return self
 

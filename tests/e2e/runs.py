@@ -1,0 +1,29 @@
+"""Whole runs of the demo configuration in the test's own process: real Ray, Megatron ranks and vLLM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hybridrl.config.schema import ExperimentConfig
+from hybridrl.preflight.check import load_checked
+from hybridrl.preflight.command import Command
+
+CALC = Path(__file__).parents[2] / "configs" / "demo" / "calc.yaml"
+
+
+def demo_config(runs_dir: Path, name: str, *overrides: str) -> ExperimentConfig:
+    """Return the calc demo, a few steps long, without evaluation or export unless overridden."""
+    short = ("trainer.num_steps=3", "trainer.eval_every_steps=0", "trainer.save_hf_at_end=false")
+    settings = dict(setting.split("=", 1) for setting in (f"runs_dir={runs_dir}", f"name={name}", *short, *overrides))
+    return load_checked(CALC, [f"{key}={value}" for key, value in settings.items()], Command.TRAIN).config
+
+
+def one_rank(*overrides: str) -> tuple[str, ...]:
+    """Return the overrides for a single training rank."""
+    return tuple(f"actor.parallel.{axis}_size=1" for axis in ("tp", "pp", "ep")) + overrides
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, float]]:
+    """Return the objects of ``metrics.jsonl``."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
