@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,9 +17,9 @@ from hybridrl.config.schema import OptimizerConfig, ParallelConfig, Platform, Pr
 from hybridrl.data.batch import PolicyBatch, SequenceBatch
 from hybridrl.engines.megatron import cpu
 from hybridrl.engines.megatron.engine import MegatronEngine
-from hybridrl.engines.megatron.process_groups import start_process_group, stop_process_group
+from hybridrl.engines.megatron.process_groups import ProcessGroups, start_process_group, stop_process_group
 from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
-from hybridrl.errors import EngineError, ReshardError
+from hybridrl.errors import EngineError, HybridRLError, ReshardError
 from hybridrl.layout.families import model_spec
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import parallel_sizes
@@ -62,28 +63,33 @@ class Setup:
     num_optimizer_steps: int = 0
 
 
-@contextmanager
-def engine(rank: int, init_method: str, setup: Setup, hf_folder: Path = Path()) -> Iterator[MegatronEngine]:
-    """Start the groups, build the engine and fill in the weights."""
-    cpu.install()
-    groups = start_process_group(rank, setup.parallel, Platform.CPU, init_method, timeout_s=60)
-    spec = model_spec(setup.model)
+def build(
+    setup: Setup, groups: ProcessGroups, optimizer: OptimizerConfig | None, hf_folder: Path = Path()
+) -> MegatronEngine:
     built = MegatronEngine(
-        spec=spec,
+        spec=model_spec(setup.model),
         hf_folder=hf_folder,
         parallel=setup.parallel,
         precision=setup.precision,
         platform=Platform.CPU,
-        optimizer=setup.optimizer,
+        optimizer=optimizer,
         micro_batch_samples=setup.micro_batch_samples,
         seed=1,
         groups=groups,
         num_optimizer_steps=setup.num_optimizer_steps,
         vocab_divisor=setup.vocab_divisor,
     )
-    copy_in(built.shard_map(place(rank)), setup.weights, built.tensors())
+    copy_in(built.shard_map(place(groups.rank)), setup.weights, built.tensors())
     built.parameters_changed()
-    yield built
+    return built
+
+
+@contextmanager
+def engine(rank: int, init_method: str, setup: Setup, hf_folder: Path = Path()) -> Iterator[MegatronEngine]:
+    """Start the groups, build the engine and fill in the weights."""
+    cpu.install()
+    groups = start_process_group(rank, setup.parallel, Platform.CPU, init_method, timeout_s=60)
+    yield build(setup, groups, setup.optimizer, hf_folder)
     stop_process_group()
 
 
@@ -242,3 +248,36 @@ def adaptation_round_trip(rank: int, init_method: str) -> list[str]:
     if methods != (torch.Tensor.type, torch.Tensor.cuda, torch.zeros, torch.distributed.all_gather):
         left.append("torch")
     return left
+
+
+def actor_and_reference(rank: int, init_method: str, setup: Setup, batch: PolicyBatch) -> list[LogprobResult | None]:
+    """Return the reference's log-probs before and after the actor beside it learnt, and the actor's after."""
+    cpu.install()
+    groups = start_process_group(rank, setup.parallel, Platform.CPU, init_method, timeout_s=60)
+    actor, reference = (build(setup, groups, optimizer) for optimizer in (setup.optimizer, None))
+    before = reference.logprobs(batch.sequences, 1.0)
+    actor.update(batch, LOSS, 1.0)
+    return [before, reference.logprobs(batch.sequences, 1.0), actor.logprobs(batch.sequences, 1.0)]
+
+
+def build_error(rank: int, init_method: str, setup: Setup, is_adapted: bool) -> str:
+    """Return the message of the error that starting ends in."""
+    if is_adapted:
+        cpu.install()
+    try:
+        groups = start_process_group(rank, setup.parallel, Platform.CPU, init_method, timeout_s=60)
+        build(setup, groups, None)
+    except HybridRLError as e:
+        return f"{type(e).__name__}: {e}"
+    return "no error"
+
+
+def wait_alone(rank: int, init_method: str) -> tuple[str, float]:
+    """Return what a rank hears, and after how long, when its only peer never comes."""
+    started = time.monotonic()
+    if rank == 0:
+        try:
+            start_process_group(0, ParallelConfig(dp_size=2), Platform.CPU, init_method, timeout_s=2)
+        except EngineError as e:
+            return str(e), time.monotonic() - started
+    return "", 0.0

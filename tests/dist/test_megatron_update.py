@@ -72,8 +72,8 @@ def test_the_learning_rate_of_each_step_follows_the_schedule():
 
 def test_supervised_updates_learn_the_targets():
     weights = BATCH.loss_mask.astype(np.float32) / BATCH.loss_mask.sum()
-    setup = setup_of(OptimizerConfig(lr=1e-2), parallel=ParallelConfig(tp_size=2, ep_size=2))
-    outcomes = run_ranks(ranks.supervised_updates, 2, setup, BATCH.sequences, weights, 30)
+    setup = setup_of(OptimizerConfig(lr=3e-2), parallel=ParallelConfig(tp_size=2, ep_size=2))
+    outcomes = run_ranks(ranks.supervised_updates, 2, setup, BATCH.sequences, weights, 8)
     losses = [metrics.loss for metrics in outcomes[0]]
     assert losses[0] > 3 and losses[-1] < 0.5
 
@@ -81,11 +81,11 @@ def test_supervised_updates_learn_the_targets():
 def test_bfloat16_trains_with_float32_main_parameters():
     weights = BATCH.loss_mask.astype(np.float32) / BATCH.loss_mask.sum()
     setup = setup_of(
-        OptimizerConfig(lr=1e-3), parallel=ParallelConfig(tp_size=2, pp_size=2, ep_size=2), precision=Precision.BFLOAT16
+        OptimizerConfig(lr=3e-3), parallel=ParallelConfig(tp_size=2, pp_size=2, ep_size=2), precision=Precision.BFLOAT16
     )
-    outcomes = run_ranks(ranks.supervised_updates, 4, setup, BATCH.sequences, weights, 30)
+    outcomes = run_ranks(ranks.supervised_updates, 4, setup, BATCH.sequences, weights, 8)
     losses = [metrics.loss for metrics in outcomes[2]]
-    assert losses[-1] < 0.6 * losses[0]
+    assert losses[-1] < 0.6 * losses[0], losses
 
 
 def test_rows_without_a_trained_token_leave_the_parameters_alone():

@@ -8,6 +8,7 @@ its reporting rank (last pipeline stage, tp rank 0, cp rank 0) returns the resul
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from hybridrl.algos.policy_loss import PolicyLossConfig
 from hybridrl.config.schema import OptimizerConfig, ParallelConfig, Platform, Precision
 from hybridrl.data.batch import PolicyBatch, SequenceBatch
-from hybridrl.engines.megatron import micro_batches
+from hybridrl.engines.megatron import cpu, micro_batches
 from hybridrl.engines.megatron.logprobs import VocabSlice
 from hybridrl.engines.megatron.micro_batches import scatter_back
 from hybridrl.engines.megatron.model import build_chunks, check_tensors, named_tensors
@@ -49,6 +50,10 @@ class MegatronEngine:
         micro_batch_samples: Rows per micro-batch, at most.
         num_optimizer_steps: Steps of the whole run; only decaying learning-rate schedules use it.
         vocab_divisor: The padded vocabulary is a multiple of this times tp.
+
+    Raises:
+        EngineError: When the model or the degrees are not supported, or the CPU adaptation is missing.
+        LayoutError: When a size does not divide, or the built modules differ from the declared layout.
     """
 
     def __init__(
@@ -65,15 +70,19 @@ class MegatronEngine:
         num_optimizer_steps: int = 0,
         vocab_divisor: int = 1,
     ) -> None:
+        if platform is Platform.CPU and not cpu.is_installed():
+            raise EngineError("the cpu platform needs hybridrl.engines.megatron.cpu.install() first, in this process")
         self._groups = groups
         self._hf_folder = hf_folder
         self._micro_batch_samples = micro_batch_samples
         self.layout = MegatronLayout(
             spec, parallel_sizes(parallel), _DTYPES[precision], choose_layer_spec(platform), vocab_divisor
         )
+        self._shard_map = megatron_shard_map(self.layout, _place(groups.rank))
         config = transformer_config(spec, parallel, precision, platform, self.layout.layer_spec)
         self._width_multiple = parallel.tp_size if config.sequence_parallel else 1
         self._chunks = build_chunks(self.layout, config, groups, seed)
+        check_tensors(self._shard_map, self.tensors())
         trained = wrap_chunks(self._chunks, config, precision, groups) if optimizer else None
         self._optimizer = (
             Optimizer(trained, optimizer, precision, groups, num_optimizer_steps) if trained and optimizer else None
@@ -83,14 +92,8 @@ class MegatronEngine:
         self._pipeline = Pipeline(trained or self._chunks, config, groups, vocab)
 
     def shard_map(self, place: Place) -> ShardMap:
-        """Return where this rank keeps its weights, checked against the real modules.
-
-        Raises:
-            LayoutError: Naming each tensor whose name or shape is not as declared.
-        """
-        shard_map = megatron_shard_map(self.layout, place)
-        check_tensors(shard_map, self.tensors())
-        return shard_map
+        """Return where this rank keeps its weights; `place` says whose memory that is."""
+        return replace(self._shard_map, place=place)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return live parameter and buffer data by local name."""
@@ -102,8 +105,7 @@ class MegatronEngine:
         Raises:
             LayoutError: When files are damaged or do not fit the model.
         """
-        place = _declared_place(self._groups.rank)
-        load_checkpoint(folder, self.layout.spec, self.shard_map(place), self.tensors())
+        load_checkpoint(folder, self.layout.spec, self._shard_map, self.tensors())
         self.parameters_changed()
 
     def save_checkpoint(self, folder: Path) -> None:
@@ -113,7 +115,7 @@ class MegatronEngine:
             ReshardError: On every rank, when `folder` exists or rank 0 cannot create it.
         """
         spec, rank = self.layout.spec, self._groups.rank
-        maps = [megatron_shard_map(self.layout, _declared_place(r)) for r in range(self._groups.sizes.world_size)]
+        maps = [megatron_shard_map(self.layout, _place(r)) for r in range(self._groups.sizes.world_size)]
         self._on_rank_0(lambda: create_checkpoint(folder, spec, self.layout.dtype, self._hf_folder))
         write_checkpoint(folder, spec, maps, rank, self.tensors())
         dist.barrier()
@@ -230,7 +232,7 @@ class MegatronEngine:
         return values
 
 
-def _declared_place(rank: int) -> Place:
+def _place(rank: int) -> Place:
     return Place("megatron", rank, "file", f"rank {rank}")
 
 

@@ -22,12 +22,13 @@ from hybridrl.layout.shard import ShardMap
 def build_chunks(layout: MegatronLayout, config: TransformerConfig, groups: ProcessGroups, seed: int) -> list[GPTModel]:
     """Build this rank's part of the model, initialised from `seed`."""
     torch.manual_seed(seed)
-    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    at = groups.at
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, tp_rank=at.tp, ep_rank=at.ep, etp_rank=at.etp)
     spec = layout.spec
     with cuda_tensor_methods():
         chunk = GPTModel(
             config=config,
-            transformer_layer_spec=block_spec(config, layout.layer_spec, groups.at.pp),
+            transformer_layer_spec=block_spec(config, layout.layer_spec, at.pp),
             vocab_size=layout.padded_vocab_size,
             max_sequence_length=spec.max_positions,
             pre_process=groups.is_first_stage,

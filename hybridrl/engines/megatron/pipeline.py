@@ -54,7 +54,7 @@ class Pipeline:
         self._vocab = vocab
         config.finalize_model_grads_func = _finalize
         self._communicator = P2PCommunicator(groups.collection.pp, config) if groups.sizes.pp > 1 else None
-        self._schedule = get_forward_backward_func()
+        self._schedule = get_forward_backward_func(pp_size=groups.sizes.pp, vp_size=None)
 
     @torch.no_grad()
     def forward(self, batches: MicroBatches, temperature: float) -> list[MicroResult]:

@@ -39,9 +39,13 @@ def transformer_config(
     """Translate a model.
 
     Raises:
-        EngineError: When the model's layers cannot share one configuration, or sequence parallelism is off where
-            Megatron-core needs it.
+        EngineError: When the model's layers cannot share one configuration, context parallelism is asked for, or sequence
+            parallelism is off where Megatron-core needs it.
     """
+    if parallel.cp_size != 1:
+        raise EngineError(
+            f"cp_size is {parallel.cp_size}, but context parallelism is not supported yet; set cp_size: 1"
+        )
     attention = _only(spec, {_attention_shape(layer.attention) for layer in spec.layers}, "attention")
     moe = _only(spec, {_moe_shape(x.mlp) for x in spec.layers if isinstance(x.mlp, MoeMlp)}, "experts")
     dense = _only(spec, {x.mlp.intermediate_size for x in spec.layers if isinstance(x.mlp, GatedMlp)}, "MLP")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridrl.data.batch import SequenceBatch
@@ -24,6 +24,7 @@ def make(lengths: list[int], width: int, seed: int = 0) -> tuple[SequenceBatch, 
     return batch, real & (np.arange(width) > 0) & (rng.random(real.shape) < 0.7)
 
 
+@settings(deadline=None)  # the first call imports
 @given(
     st.lists(st.integers(0, 9), max_size=9), st.integers(0, 4), st.integers(1, 5), st.integers(1, 4), st.integers(0, 99)
 )

@@ -52,6 +52,11 @@ def test_experts_with_tensor_parallel_need_sequence_parallel():
         config(tp_size=2, sequence_parallel=False)
 
 
+def test_context_parallelism_is_refused():
+    with pytest.raises(EngineError, match="cp_size is 2, but context parallelism is not supported yet; set cp_size: 1"):
+        config(cp_size=2)
+
+
 def test_layers_of_different_attention_are_refused():
     other = replace(SPEC.layers[1], attention=replace(SPEC.layers[1].attention, num_kv_heads=1))
     with pytest.raises(EngineError, match=r"qwen3_moe: layers differ in their attention .* expected the same in all"):
