@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pybind11.setup_helpers import Pybind11Extension, build_ext
@@ -56,8 +57,8 @@ class BuildKernels(build_ext):
         folder.mkdir(parents=True, exist_ok=True)
         archs = os.environ.get("HYBRIDRL_CUDA_ARCHS", "80;90a;100").split(";")
         targets = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
-        objects = []
-        for source in sorted(KERNELS.glob("*.cu")):
+
+        def compile_source(source: Path) -> str:
             target = folder / f"{source.stem}_cuda.o"
             options = [
                 "-O3",
@@ -72,7 +73,10 @@ class BuildKernels(build_ext):
                 str(target),
             ]
             subprocess.run([nvcc, *targets, *options], check=True, capture_output=True, text=True)
-            objects.append(str(target))
+            return str(target)
+
+        with ThreadPoolExecutor() as pool:
+            objects = list(pool.map(compile_source, sorted(KERNELS.glob("*.cu"))))
         return objects, self._library_folders(nvcc)
 
     @staticmethod
@@ -88,6 +92,7 @@ extension = Pybind11Extension(
     "hybridrl._C",
     sorted(str(path) for path in KERNELS.glob("*.cpp")),
     include_dirs=[str(KERNELS)],
+    depends=sorted(str(path) for path in KERNELS.iterdir()),  # a changed header or .cu file is a reason to build again
     cxx_std=17,
     extra_compile_args=["-O3", "-pthread", "-Wall", "-Wextra", "-Wno-maybe-uninitialized"],
     extra_link_args=["-pthread"],

@@ -21,8 +21,10 @@ template <typename Row>
 std::pair<const Row*, int64_t> rows_of(const Table& table, const char* name) {
   constexpr int64_t kWidth = sizeof(Row) / sizeof(int64_t);
   if (table.ndim() != 2 || table.shape(1) != kWidth) {
-    throw std::invalid_argument(std::string(name) + " has " + std::to_string(table.ndim()) +
-                                " dimensions, expected int64 [n, " + std::to_string(kWidth) + "]");
+    std::string shape;
+    for (py::ssize_t d = 0; d < table.ndim(); ++d) shape += (d > 0 ? ", " : "") + std::to_string(table.shape(d));
+    throw std::invalid_argument(std::string(name) + " has shape [" + shape + "], expected int64 [n, " +
+                                std::to_string(kWidth) + "]");
   }
   return {reinterpret_cast<const Row*>(table.data()), table.shape(0)};
 }
@@ -38,7 +40,7 @@ void segmented_copy(const Table& segments, const Table& sources, const Table& de
   const auto [rows, count] = rows_of<CopySegment>(segments, "segments");
   const auto [src, num_src] = rows_of<Buffer>(sources, "sources");
   const auto [dst, num_dst] = rows_of<Buffer>(destinations, "destinations");
-  check_copy(rows, count, src, num_src, dst, num_dst, cast);
+  check_copy(rows, count, src, num_src, dst, num_dst, cast, on_cuda);
   const py::gil_scoped_release release;
   if (!on_cuda) return segmented_copy_cpu(rows, count, src, dst, cast, num_threads);
   require_cuda();
@@ -54,13 +56,13 @@ py::array_t<uint64_t> canonical_checksum(const Table& segments, const Table& buf
   const auto cast = static_cast<Cast>(cast_code);
   const auto [rows, count] = rows_of<ChecksumSegment>(segments, "segments");
   const auto [table, num_buffers] = rows_of<Buffer>(buffers, "buffers");
-  check_checksum(rows, count, table, num_buffers, itemsize, num_slots, cast);
+  check_checksum(rows, count, table, num_buffers, itemsize, num_slots, cast, on_cuda);
   py::array_t<uint64_t> sums(num_slots);
   uint64_t* out = sums.mutable_data();
   std::fill(out, out + num_slots, 0);
   const py::gil_scoped_release release;
   if (!on_cuda) {
-    checksum_cpu(rows, count, table, itemsize, cast, num_threads, out, num_slots);
+    checksum_cpu(rows, count, table, itemsize, cast, num_threads, out);
     return sums;
   }
   require_cuda();

@@ -1,154 +1,116 @@
 #include "checksum.hpp"
 
+#include <array>
 #include <cstring>
-#include <mutex>
-#include <vector>
 
+#include "clones.hpp"
 #include "mix.hpp"
 #include "parallel.hpp"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace hybridrl {
 namespace {
 
-struct Plain16 {
-  static constexpr int64_t kBytes = 2;
-  static uint64_t bits(const char* at) {
-    uint16_t value;
-    std::memcpy(&value, at, 2);
-    return value;
+// The factors t, cut into 32-bit halves so that a product is one widening multiplication, and their running sums.
+struct Factors {
+  std::array<uint32_t, kMixBlock> low{}, high{};
+  std::array<uint64_t, kMixBlock + 1> sums{};
+};
+
+constexpr Factors make_factors() {
+  Factors factors;
+  for (int64_t i = 0; i < kMixBlock; ++i) {
+    const uint64_t factor = index_factor(static_cast<uint64_t>(i));
+    factors.low[i] = static_cast<uint32_t>(factor);
+    factors.high[i] = static_cast<uint32_t>(factor >> 32);
+    factors.sums[i + 1] = factors.sums[i] + factor;
   }
-};
+  return factors;
+}
 
-struct Plain8 {
-  static constexpr int64_t kBytes = 1;
-  static uint64_t bits(const char* at) { return static_cast<uint8_t>(*at); }
-};
+constexpr Factors kFactors = make_factors();
 
-struct Plain32 {
-  static constexpr int64_t kBytes = 4;
-  static uint64_t bits(const char* at) {
-    uint32_t value;
-    std::memcpy(&value, at, 4);
-    return value;
+template <typename Stored>
+HYBRIDRL_INLINE uint32_t plain(const char* at) {
+  Stored value;
+  std::memcpy(&value, at, sizeof(Stored));
+  return value;
+}
+
+HYBRIDRL_INLINE uint32_t rounded(const char* at) { return to_bf16(plain<uint32_t>(at)); }
+
+// Sum of t * b over consecutive elements of one block, the first at index `within`.
+template <int64_t kStride, uint32_t (*kBits)(const char*)>
+HYBRIDRL_INLINE uint64_t sum_products(const char* row, int64_t within, int64_t elements) {
+  uint64_t low = 0, high = 0;
+  for (int64_t i = 0; i < elements; ++i) {
+    const uint64_t bits = kBits(row + i * kStride);
+    low += bits * kFactors.low[within + i];
+    high += bits * kFactors.high[within + i];
   }
-};
+  return low + (high << 32);
+}
 
-struct Rounded32 {
-  static constexpr int64_t kBytes = 4;
-  static uint64_t bits(const char* at) { return to_bf16(static_cast<uint32_t>(Plain32::bits(at))); }
-};
+using SumProducts = uint64_t (*)(const char*, int64_t, int64_t);
 
-template <typename Element>
-uint64_t sum_row(const char* row, int64_t elements, uint64_t key) {
+HYBRIDRL_CLONES uint64_t sum_bytes(const char* row, int64_t within, int64_t elements) {
+  return sum_products<1, plain<uint8_t>>(row, within, elements);
+}
+HYBRIDRL_CLONES uint64_t sum_halves(const char* row, int64_t within, int64_t elements) {
+  return sum_products<2, plain<uint16_t>>(row, within, elements);
+}
+HYBRIDRL_CLONES uint64_t sum_words(const char* row, int64_t within, int64_t elements) {
+  return sum_products<4, plain<uint32_t>>(row, within, elements);
+}
+HYBRIDRL_CLONES uint64_t sum_rounded(const char* row, int64_t within, int64_t elements) {
+  return sum_products<4, rounded>(row, within, elements);
+}
+// The 32-bit half at `row` of consecutive 8-byte elements.
+HYBRIDRL_CLONES uint64_t sum_wide(const char* row, int64_t within, int64_t elements) {
+  return sum_products<8, plain<uint32_t>>(row, within, elements);
+}
+
+SumProducts choose(int64_t itemsize, Cast cast) {
+  if (cast == Cast::kF32ToBf16) return sum_rounded;
+  if (itemsize == 8) return sum_wide;
+  if (itemsize == 4) return sum_words;
+  return itemsize == 2 ? sum_halves : sum_bytes;
+}
+
+uint64_t sum_row(const char* row, int64_t elements, int64_t itemsize, uint64_t seed, uint64_t index,
+                 SumProducts sum_products) {
   uint64_t sum = 0;
-  for (int64_t i = 0; i < elements; ++i, key += kStep) sum += mix(key, Element::bits(row + i * Element::kBytes));
+  while (elements > 0) {
+    const int64_t within = static_cast<int64_t>(index % kMixBlock);
+    const int64_t run = std::min(elements, kMixBlock - within);
+    sum += block_factor(seed, index / kMixBlock) *
+           (sum_products(row, within, run) + kFactors.sums[within + run] - kFactors.sums[within]);
+    row += run * itemsize;
+    index += static_cast<uint64_t>(run);
+    elements -= run;
+  }
   return sum;
-}
-
-uint64_t sum_row_8bytes(const char* row, int64_t elements, uint64_t key) {
-  uint64_t sum = 0;
-  for (int64_t i = 0; i < elements; ++i, key += kStep) {
-    sum += mix(key, Plain32::bits(row + 8 * i)) + mix(key ^ kOther, Plain32::bits(row + 8 * i + 4));
-  }
-  return sum;
-}
-
-#if defined(__x86_64__)
-
-struct Load512 {
-  __attribute__((target("avx512f"))) static __m512i bits(const Plain32&, const char* at) {
-    return _mm512_cvtepu32_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
-  }
-  __attribute__((target("avx512f"))) static __m512i bits(const Plain16&, const char* at) {
-    return _mm512_cvtepu16_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
-  }
-  __attribute__((target("avx512f"))) static __m512i bits(const Rounded32&, const char* at) {
-    const __m512i raw = bits(Plain32{}, at);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi64(raw, 16), _mm512_set1_epi64(1));
-    const __m512i rounded =
-        _mm512_srli_epi64(_mm512_add_epi64(raw, _mm512_add_epi64(odd, _mm512_set1_epi64(0x7FFF))), 16);
-    const __m512i magnitude = _mm512_and_si512(raw, _mm512_set1_epi64(0x7FFFFFFF));
-    const __mmask8 is_nan = _mm512_cmpgt_epu64_mask(magnitude, _mm512_set1_epi64(0x7F800000));
-    return _mm512_mask_mov_epi64(_mm512_and_si512(rounded, _mm512_set1_epi64(0xFFFF)), is_nan,
-                                 _mm512_set1_epi64(0x7FC0));
-  }
-};
-
-__attribute__((target("avx512f"))) inline __m512i mix512(__m512i key, __m512i bits) {
-  const __m512i one = _mm512_set1_epi64(1), low = _mm512_set1_epi64(0xFFFFFFFFll);
-  const __m512i p = _mm512_xor_si512(_mm512_mul_epu32(key, _mm512_or_si512(_mm512_srli_epi64(key, 32), one)), key);
-  const __m512i q =
-      _mm512_xor_si512(_mm512_mul_epu32(_mm512_srli_epi64(p, 32), _mm512_or_si512(p, one)), _mm512_ror_epi64(p, 32));
-  const __m512i left = _mm512_add_epi64(bits, _mm512_and_si512(q, low));
-  const __m512i factor = _mm512_or_si512(_mm512_srli_epi64(q, 32), one);
-  // left has up to 33 bits: its low half times the factor, plus the factor shifted up where the 33rd bit is set.
-  return _mm512_add_epi64(_mm512_mul_epu32(left, factor),
-                          _mm512_slli_epi64(_mm512_mul_epu32(_mm512_srli_epi64(left, 32), factor), 32));
-}
-
-template <typename Element>
-__attribute__((target("avx512f"))) uint64_t sum_row_512(const char* row, int64_t elements, uint64_t key) {
-  alignas(64) uint64_t keys[8];
-  for (int lane = 0; lane < 8; ++lane) keys[lane] = key + lane * kStep;
-  __m512i lanes = _mm512_load_si512(keys), total = _mm512_setzero_si512();
-  const __m512i step = _mm512_set1_epi64(static_cast<long long>(8 * kStep));
-  int64_t i = 0;
-  for (; i + 8 <= elements; i += 8) {
-    total = _mm512_add_epi64(total, mix512(lanes, Load512::bits(Element{}, row + i * Element::kBytes)));
-    lanes = _mm512_add_epi64(lanes, step);
-  }
-  alignas(64) uint64_t sums[8];
-  _mm512_store_si512(sums, total);
-  uint64_t sum = 0;
-  for (uint64_t part : sums) sum += part;
-  return sum + sum_row<Element>(row + i * Element::kBytes, elements - i, key + i * kStep);
-}
-
-const bool kHasAvx512 = __builtin_cpu_supports("avx512f");
-
-#endif
-
-using SumRow = uint64_t (*)(const char*, int64_t, uint64_t);
-
-SumRow choose(int64_t itemsize, Cast cast) {
-#if defined(__x86_64__)
-  if (kHasAvx512) {
-    if (cast == Cast::kF32ToBf16) return sum_row_512<Rounded32>;
-    if (itemsize == 4) return sum_row_512<Plain32>;
-    if (itemsize == 2) return sum_row_512<Plain16>;
-  }
-#endif
-  if (cast == Cast::kF32ToBf16) return sum_row<Rounded32>;
-  if (itemsize == 8) return sum_row_8bytes;
-  if (itemsize == 4) return sum_row<Plain32>;
-  return itemsize == 2 ? sum_row<Plain16> : sum_row<Plain8>;
 }
 
 }  // namespace
 
 void checksum_cpu(const ChecksumSegment* segments, int64_t count, const Buffer* buffers, int64_t itemsize, Cast cast,
-                  int num_threads, uint64_t* sums, int64_t num_slots) {
-  const SumRow sum_row = choose(itemsize, cast);
-  std::mutex mutex;
-  parallel_rows(
-      segments, count, num_threads, [itemsize](const ChecksumSegment& s) { return s.row_elements * itemsize; },
-      [&](int64_t, const RowRange* begin, const RowRange* end) {
-        std::vector<uint64_t> own(num_slots, 0);
-        for (const RowRange* range = begin; range != end; ++range) {
-          const ChecksumSegment& s = segments[range->segment];
-          const char* base = reinterpret_cast<const char*>(buffers[s.buffer].address) + s.offset;
-          const uint64_t start = key_start(static_cast<uint64_t>(s.seed));
-          for (int64_t r = range->first; r < range->last; ++r) {
-            const uint64_t index = static_cast<uint64_t>(s.index_start + r * s.index_pitch);
-            own[s.slot] += sum_row(base + r * s.pitch, s.row_elements, start + index * kStep);
-          }
+                  int num_threads, uint64_t* sums) {
+  const SumProducts sum_products = choose(itemsize, cast);
+  run_parallel(
+      segments, count, num_threads, itemsize, [](const ChecksumSegment& s) { return s.row_elements; },
+      [=](const Piece& piece) {
+        const ChecksumSegment& s = segments[piece.segment];
+        const char* base = reinterpret_cast<const char*>(buffers[s.buffer].address) + s.offset + piece.unit * itemsize;
+        const auto seed = static_cast<uint64_t>(s.seed);
+        uint64_t sum = 0;
+        for (int64_t r = piece.row; r < piece.row + piece.rows; ++r) {
+          const auto index =
+              static_cast<uint64_t>(s.index_start) + static_cast<uint64_t>(r) * s.index_pitch + piece.unit;
+          const char* row = base + r * s.pitch;
+          sum += sum_row(row, piece.units, itemsize, seed, index, sum_products);
+          if (itemsize == 8) sum += sum_row(row + 4, piece.units, itemsize, seed ^ kUpperHalf, index, sum_products);
         }
-        const std::lock_guard<std::mutex> lock(mutex);
-        for (int64_t slot = 0; slot < num_slots; ++slot) sums[slot] += own[slot];
+        __atomic_fetch_add(&sums[s.slot], sum, __ATOMIC_RELAXED);
       });
 }
 

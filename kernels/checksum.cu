@@ -5,70 +5,104 @@
 namespace hybridrl {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kBlocksPerSm = 8;
-constexpr int64_t kElementsPerTile = 8192;
+constexpr int64_t kUnitsPerTile = 4096;
+constexpr int kVectorBytes = 16;
 
-template <int kItemsize, bool kRound>
-__device__ uint64_t element(const char* at, uint64_t key) {
-  if constexpr (kItemsize == 8) {
-    const auto* halves = reinterpret_cast<const uint32_t*>(at);
-    return mix(key, halves[0]) + mix(key ^ kOther, halves[1]);
-  } else if constexpr (kItemsize == 4) {
-    const uint32_t bits = *reinterpret_cast<const uint32_t*>(at);
-    return mix(key, kRound ? to_bf16(bits) : bits);
-  } else if constexpr (kItemsize == 2) {
-    return mix(key, *reinterpret_cast<const uint16_t*>(at));
-  } else {
-    return mix(key, *reinterpret_cast<const uint8_t*>(at));
+struct ChecksumTask {
+  const char* base;
+  int64_t pitch;
+  int64_t rows, row_units;
+  uint64_t index_start, index_pitch;
+  uint64_t seed;
+  int64_t slot;
+  bool is_wide;  // a unit is a 16-byte vector of elements, not one element
+};
+
+// u * sum(t * (b + 1)) over the `kCount` elements of one unit; `kCount` may reach over the end of a block.
+template <typename Stored, bool kRound, int kCount>
+__device__ uint64_t sum_unit(const Stored (&values)[kCount], uint64_t index, uint64_t seed, const uint64_t* factors) {
+  uint64_t sum = 0, run = 0, upper_run = 0;
+  uint64_t block = index / kMixBlock;
+  const auto close_block = [&] {
+    sum += block_factor(seed, block) * run;
+    if constexpr (sizeof(Stored) == 8) sum += block_factor(seed ^ kUpperHalf, block) * upper_run;
+  };
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if ((index + i) / kMixBlock != block) {
+      close_block();
+      run = upper_run = 0;
+      ++block;
+    }
+    const uint64_t factor = factors[(index + i) % kMixBlock];
+    if constexpr (sizeof(Stored) == 8) {
+      run += factor * ((values[i] & 0xFFFFFFFFull) + 1);
+      upper_run += factor * ((values[i] >> 32) + 1);
+    } else {
+      const uint64_t bits = kRound ? to_bf16(static_cast<uint32_t>(values[i])) : values[i];
+      run += factor * (bits + 1);
+    }
   }
+  close_block();
+  return sum;
 }
 
-template <int kItemsize, bool kRound>
+template <typename Stored, bool kRound, typename Vector>
+__device__ uint64_t sum_tile(const ChecksumTask& task, int64_t first, int64_t last, const uint64_t* factors) {
+  constexpr int kCount = sizeof(Vector) / sizeof(Stored);
+  uint64_t sum = 0;
+  visit_tile(first, last, task.row_units, [&](int64_t row, int64_t unit) {
+    const Vector vector = reinterpret_cast<const Vector*>(task.base + row * task.pitch)[unit];
+    Stored values[kCount];
+    memcpy(values, &vector, sizeof(Vector));
+    const uint64_t index = task.index_start + row * task.index_pitch + unit * kCount;
+    sum += sum_unit<Stored, kRound>(values, index, task.seed, factors);
+  });
+  return sum;
+}
+
+template <typename Stored, bool kRound>
 __global__ void __launch_bounds__(kThreads)
-    checksum_kernel(const ChecksumSegment* segments, const int64_t* starts, int64_t count, int64_t num_tiles,
-                    const Buffer* buffers, unsigned long long* sums) {
-  __shared__ unsigned long long warp_sums[kThreads / 32];
+    checksum_kernel(const ChecksumTask* tasks, const int64_t* starts, int64_t count, int64_t num_tiles,
+                    unsigned long long* sums) {
+  __shared__ uint64_t factors[kMixBlock];
+  for (int i = threadIdx.x; i < kMixBlock; i += kThreads) factors[i] = index_factor(i);
+  __syncthreads();
   for (int64_t tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-    const int64_t index = segment_of(starts, count, tile);
-    const ChecksumSegment s = segments[index];
-    const int64_t first = (tile - starts[index]) * kElementsPerTile, elements = s.rows * s.row_elements;
-    const int64_t last = first + kElementsPerTile < elements ? first + kElementsPerTile : elements;
-    const char* base = reinterpret_cast<const char*>(buffers[s.buffer].address) + s.offset;
-    const uint64_t start = key_start(static_cast<uint64_t>(s.seed));
-    unsigned long long sum = 0;
-    for (int64_t i = first + threadIdx.x; i < last; i += kThreads) {
-      const int64_t row = i / s.row_elements, column = i - row * s.row_elements;
-      const uint64_t canonical = static_cast<uint64_t>(s.index_start + row * s.index_pitch + column);
-      sum += element<kItemsize, kRound>(base + row * s.pitch + column * kItemsize, start + canonical * kStep);
-    }
+    const int64_t index = task_of(starts, count, tile);
+    const ChecksumTask task = tasks[index];
+    const int64_t first = (tile - starts[index]) * kUnitsPerTile, units = task.rows * task.row_units;
+    const int64_t last = first + kUnitsPerTile < units ? first + kUnitsPerTile : units;
+    unsigned long long sum = task.is_wide ? sum_tile<Stored, kRound, uint4>(task, first, last, factors)
+                                          : sum_tile<Stored, kRound, Stored>(task, first, last, factors);
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xFFFFFFFFu, sum, offset);
-    if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      for (int warp = 1; warp < kThreads / 32; ++warp) sum += warp_sums[warp];
-      atomicAdd(&sums[s.slot], sum);
-    }
-    __syncthreads();
+    if (threadIdx.x % 32 == 0) atomicAdd(&sums[task.slot], sum);
   }
 }
 
-template <int kItemsize, bool kRound>
-void launch(const ChecksumSegment* segments, int64_t count, const Buffer* buffers, cudaStream_t stream, uint64_t* sums,
-            int64_t num_slots) {
-  const auto starts =
-      tile_starts(segments, count, kElementsPerTile, [](const ChecksumSegment& s) { return s.rows * s.row_elements; });
-  const int64_t num_tiles = starts.back();
-  if (num_tiles == 0) return;
-  int64_t num_buffers = 0;
-  for (int64_t i = 0; i < count; ++i)
-    num_buffers = segments[i].buffer >= num_buffers ? segments[i].buffer + 1 : num_buffers;
-  const StreamArray<ChecksumSegment> device_segments(segments, count, stream);
-  const StreamArray<int64_t> device_starts(starts.data(), count + 1, stream);
-  const StreamArray<Buffer> device_buffers(buffers, num_buffers, stream);
+ChecksumTask make_task(const ChecksumSegment& s, const Buffer* buffers, int64_t itemsize) {
+  const int64_t address = buffers[s.buffer].address + s.offset, row_bytes = s.row_elements * itemsize;
+  const bool is_wide = alignment(address | row_bytes | (s.rows > 1 ? s.pitch : 0), kVectorBytes) == kVectorBytes;
+  return {reinterpret_cast<const char*>(address),
+          s.pitch,
+          s.rows,
+          row_bytes / (is_wide ? kVectorBytes : itemsize),
+          static_cast<uint64_t>(s.index_start),
+          static_cast<uint64_t>(s.index_pitch),
+          static_cast<uint64_t>(s.seed),
+          s.slot,
+          is_wide};
+}
+
+template <typename Stored, bool kRound = false>
+void launch(const std::vector<ChecksumTask>& tasks, cudaStream_t stream, uint64_t* sums, int64_t num_slots) {
+  const auto starts = tile_starts(tasks, kUnitsPerTile);
+  const auto num_tasks = static_cast<int64_t>(tasks.size());
+  const StreamArray<ChecksumTask> device_tasks(tasks.data(), num_tasks, stream);
+  const StreamArray<int64_t> device_starts(starts.data(), num_tasks + 1, stream);
   const StreamArray<uint64_t> device_sums(sums, num_slots, stream);
-  checksum_kernel<kItemsize, kRound><<<persistent_blocks(num_tiles, kBlocksPerSm), kThreads, 0, stream>>>(
-      device_segments.get(), device_starts.get(), count, num_tiles, device_buffers.get(),
+  checksum_kernel<Stored, kRound><<<persistent_blocks(starts.back()), kThreads, 0, stream>>>(
+      device_tasks.get(), device_starts.get(), num_tasks, starts.back(),
       reinterpret_cast<unsigned long long*>(device_sums.get()));
   check_cuda(cudaGetLastError(), "launch canonical_checksum");
   check_cuda(cudaMemcpyAsync(sums, device_sums.get(), num_slots * sizeof(uint64_t), cudaMemcpyDeviceToHost, stream),
@@ -81,16 +115,22 @@ void launch(const ChecksumSegment* segments, int64_t count, const Buffer* buffer
 void checksum_cuda(const ChecksumSegment* segments, int64_t count, const Buffer* buffers, int64_t itemsize, Cast cast,
                    uintptr_t stream_handle, uint64_t* sums, int64_t num_slots) {
   const auto stream = reinterpret_cast<cudaStream_t>(stream_handle);
-  if (cast == Cast::kF32ToBf16) return launch<4, true>(segments, count, buffers, stream, sums, num_slots);
+  std::vector<ChecksumTask> tasks;
+  for (int64_t i = 0; i < count; ++i) {
+    if (segments[i].rows > 0 && segments[i].row_elements > 0)
+      tasks.push_back(make_task(segments[i], buffers, itemsize));
+  }
+  if (tasks.empty()) return;
+  if (cast == Cast::kF32ToBf16) return launch<uint32_t, true>(tasks, stream, sums, num_slots);
   switch (itemsize) {
     case 8:
-      return launch<8, false>(segments, count, buffers, stream, sums, num_slots);
+      return launch<uint64_t>(tasks, stream, sums, num_slots);
     case 4:
-      return launch<4, false>(segments, count, buffers, stream, sums, num_slots);
+      return launch<uint32_t>(tasks, stream, sums, num_slots);
     case 2:
-      return launch<2, false>(segments, count, buffers, stream, sums, num_slots);
+      return launch<uint16_t>(tasks, stream, sums, num_slots);
     default:
-      return launch<1, false>(segments, count, buffers, stream, sums, num_slots);
+      return launch<uint8_t>(tasks, stream, sums, num_slots);
   }
 }
 

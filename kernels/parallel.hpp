@@ -1,46 +1,70 @@
-// Splits segments over threads by bytes.
+// Splits segments over threads by bytes. Threads are started per call, and only where each has enough to do: nothing
+// lives on between calls that a fork could break.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 namespace hybridrl {
 
 constexpr int64_t kMinBytesPerThread = 1 << 20;
+constexpr int64_t kCutUnits = 64;  // a segment is cut at multiples of this
 
-// A run of rows: rows [first, last) of one segment.
-struct RowRange {
-  int64_t segment, first, last;
+// Of one segment, rows [row, row + rows), and of each row units [unit, unit + units).
+struct Piece {
+  int64_t segment, row, rows, unit, units;
 };
 
-// Calls `work(thread, begin, end)` with ranges of about equal bytes on up to `num_threads` threads (0: all cores).
-template <typename Segment, typename RowBytes, typename Work>
-void parallel_rows(const Segment* segments, int64_t count, int num_threads, RowBytes row_bytes, Work work) {
+// Calls `work` for units [begin, end) of one segment in row order: part of a row, whole rows, part of a row.
+template <typename Work>
+void visit_units(int64_t segment, int64_t row_units, int64_t begin, int64_t end, const Work& work) {
+  int64_t row = begin / row_units;
+  if (const int64_t unit = begin % row_units; unit > 0) {
+    const int64_t units = std::min(row_units - unit, end - begin);
+    work(Piece{segment, row++, 1, unit, units});
+    begin += units;
+  }
+  const int64_t rows = (end - begin) / row_units, rest = (end - begin) % row_units;
+  if (rows > 0) work(Piece{segment, row, rows, 0, row_units});
+  if (rest > 0) work(Piece{segment, row + rows, 1, 0, rest});
+}
+
+// Calls `work` with pieces that cover every unit of every segment once, on up to `num_threads` threads (0: all cores).
+template <typename Segment, typename RowUnits, typename Work>
+void run_parallel(const Segment* segments, int64_t count, int num_threads, int64_t unit_bytes, RowUnits row_units,
+                  Work work) {
   int64_t total = 0;
-  for (int64_t i = 0; i < count; ++i) total += segments[i].rows * row_bytes(segments[i]);
-  int64_t threads = num_threads > 0 ? num_threads : std::max(1u, std::thread::hardware_concurrency());
-  threads = std::max<int64_t>(1, std::min(threads, total / kMinBytesPerThread));
-  std::vector<std::vector<RowRange>> shares(threads);
-  const int64_t share_bytes = total / threads + 1;
-  int64_t done = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t bytes = std::max<int64_t>(1, row_bytes(segments[i]));
-    for (int64_t first = 0; first < segments[i].rows;) {
-      const int64_t thread = std::min(threads - 1, done / share_bytes);
-      const int64_t room =
-          thread == threads - 1 ? segments[i].rows : ((thread + 1) * share_bytes - done + bytes - 1) / bytes;
-      const int64_t last = std::min(segments[i].rows, first + std::max<int64_t>(1, room));
-      shares[thread].push_back({i, first, last});
-      done += (last - first) * bytes;
-      first = last;
+  for (int64_t i = 0; i < count; ++i) total += segments[i].rows * row_units(segments[i]);
+  const int64_t wanted = num_threads > 0 ? num_threads : std::max(1u, std::thread::hardware_concurrency());
+  const int64_t threads = std::max<int64_t>(1, std::min(wanted, total * unit_bytes / kMinBytesPerThread));
+
+  const auto share = [&](int64_t thread) {
+    const int64_t first = total / threads * thread;
+    const int64_t last = thread + 1 == threads ? total : total / threads * (thread + 1);
+    int64_t start = 0;
+    for (int64_t i = 0; i < count && start < last; ++i) {
+      const int64_t units = segments[i].rows * row_units(segments[i]);
+      const auto cut = [&](int64_t at) {
+        return at - start >= units ? units : std::max<int64_t>(0, at - start) / kCutUnits * kCutUnits;
+      };
+      const int64_t begin = cut(first), end = cut(last);
+      if (begin < end) visit_units(i, row_units(segments[i]), begin, end, work);
+      start += units;
+    }
+  };
+
+  std::vector<std::thread> pool;
+  for (int64_t thread = 1; thread < threads; ++thread) {
+    try {
+      pool.emplace_back(share, thread);
+    } catch (const std::system_error&) {  // no more threads allowed: do the work here
+      share(thread);
     }
   }
-  std::vector<std::thread> pool;
-  for (int64_t t = 1; t < threads; ++t)
-    pool.emplace_back([&, t] { work(t, shares[t].data(), shares[t].data() + shares[t].size()); });
-  work(0, shares[0].data(), shares[0].data() + shares[0].size());
+  share(0);
   for (auto& thread : pool) thread.join();
 }
 

@@ -46,52 +46,82 @@ inline int64_t cast_source_itemsize(Cast cast) {
   return cast == Cast::kF32ToBf16 ? 4 : cast == Cast::kBf16ToF32 ? 2 : 1;
 }
 
-// Throws unless rows at `offset` and `pitch` lie inside the buffer.
-inline void check_rows(const char* side, int64_t segment, const Buffer* buffers, int64_t num_buffers, int64_t buffer,
-                       int64_t offset, int64_t pitch, int64_t rows, int64_t row_bytes) {
-  const bool is_known = buffer >= 0 && buffer < num_buffers;
-  const int64_t size = is_known ? buffers[buffer].num_bytes : 0;
-  const int64_t last_row = rows > 0 ? (rows - 1) * pitch : 0;
-  const bool fits = rows >= 0 && row_bytes >= 0 && pitch >= 0 && offset >= 0 && offset + last_row + row_bytes <= size;
-  if (is_known && fits) return;
+// Strided rows of one buffer, as a segment names them.
+struct Rows {
+  int64_t buffer, offset, pitch, rows, row_bytes;
+};
+
+// Throws unless every row lies inside its buffer. Computes in 128 bits: a table of nonsense must not wrap into range.
+inline void check_rows(const char* side, int64_t segment, const Rows& r, const Buffer* buffers, int64_t num_buffers) {
+  const bool is_known = r.buffer >= 0 && r.buffer < num_buffers;
+  const int64_t size = is_known ? buffers[r.buffer].num_bytes : 0;
+  const bool is_positive = r.offset >= 0 && r.pitch >= 0 && r.rows >= 0 && r.row_bytes >= 0;
+  const auto last_row = r.rows > 0 ? static_cast<__int128>(r.rows - 1) * r.pitch : 0;
+  if (is_known && is_positive && r.offset + last_row + r.row_bytes <= size) return;
   std::ostringstream text;
-  text << "segment " << segment << ": " << side << " buffer " << buffer << " of " << num_buffers << " (" << size
-       << " bytes), offset " << offset << ", pitch " << pitch << ", " << rows << " rows of " << row_bytes
+  text << "segment " << segment << ": " << side << " buffer " << r.buffer << " of " << num_buffers << " (" << size
+       << " bytes), offset " << r.offset << ", pitch " << r.pitch << ", " << r.rows << " rows of " << r.row_bytes
        << " bytes do not fit";
   throw std::invalid_argument(text.str());
 }
 
+// Throws unless every element lies at a multiple of its size, which a device demands and a CPU does not.
+inline void check_alignment(const char* side, int64_t segment, const Rows& r, const Buffer* buffers, int64_t itemsize) {
+  const int64_t address = buffers[r.buffer].address + r.offset;
+  if (address % itemsize == 0 && (r.rows <= 1 || r.pitch % itemsize == 0)) return;
+  std::ostringstream text;
+  text << "segment " << segment << ": " << side << " address " << address << " or pitch " << r.pitch
+       << " is not a multiple of " << itemsize << " bytes, as CUDA needs for elements of that size";
+  throw std::invalid_argument(text.str());
+}
+
 inline void check_copy(const CopySegment* segments, int64_t count, const Buffer* src, int64_t num_src,
-                       const Buffer* dst, int64_t num_dst, Cast cast) {
+                       const Buffer* dst, int64_t num_dst, Cast cast, bool is_cuda) {
+  const int64_t itemsize = cast_source_itemsize(cast);
   for (int64_t i = 0; i < count; ++i) {
     const CopySegment& s = segments[i];
-    if (s.row_bytes % cast_source_itemsize(cast) != 0) {
+    if (s.row_bytes % itemsize != 0) {
       throw std::invalid_argument("segment " + std::to_string(i) + ": row_bytes " + std::to_string(s.row_bytes) +
-                                  " is not a multiple of the source element size " +
-                                  std::to_string(cast_source_itemsize(cast)));
+                                  " is not a multiple of the source element size " + std::to_string(itemsize));
     }
-    check_rows("source", i, src, num_src, s.src_buffer, s.src_offset, s.src_pitch, s.rows, s.row_bytes);
-    check_rows("destination", i, dst, num_dst, s.dst_buffer, s.dst_offset, s.dst_pitch, s.rows,
-               destination_bytes(cast, s.row_bytes));
+    const Rows read{s.src_buffer, s.src_offset, s.src_pitch, s.rows, s.row_bytes};
+    check_rows("source", i, read, src, num_src);
+    const Rows write{s.dst_buffer, s.dst_offset, s.dst_pitch, s.rows, destination_bytes(cast, s.row_bytes)};
+    check_rows("destination", i, write, dst, num_dst);
+    if (write.rows > 1 && write.pitch < write.row_bytes) {
+      throw std::invalid_argument("segment " + std::to_string(i) + ": destination rows of " +
+                                  std::to_string(write.row_bytes) + " bytes overlap at pitch " +
+                                  std::to_string(write.pitch));
+    }
+    if (is_cuda) {
+      check_alignment("source", i, read, src, itemsize);
+      check_alignment("destination", i, write, dst, destination_bytes(cast, itemsize));
+    }
   }
 }
 
 inline void check_checksum(const ChecksumSegment* segments, int64_t count, const Buffer* buffers, int64_t num_buffers,
-                           int64_t itemsize, int64_t num_slots, Cast cast) {
+                           int64_t itemsize, int64_t num_slots, Cast cast, bool is_cuda) {
   if (itemsize != 1 && itemsize != 2 && itemsize != 4 && itemsize != 8) {
     throw std::invalid_argument("itemsize is " + std::to_string(itemsize) + ", expected 1, 2, 4 or 8");
   }
   if (cast == Cast::kBf16ToF32 || (cast == Cast::kF32ToBf16 && itemsize != 4)) {
-    throw std::invalid_argument("a checksum can only cast float32 to bfloat16, got itemsize " +
-                                std::to_string(itemsize));
+    throw std::invalid_argument("a checksum can only cast float32 to bfloat16, got cast " +
+                                std::to_string(static_cast<int>(cast)) + " and itemsize " + std::to_string(itemsize));
   }
   for (int64_t i = 0; i < count; ++i) {
     const ChecksumSegment& s = segments[i];
-    check_rows("checksum", i, buffers, num_buffers, s.buffer, s.offset, s.pitch, s.rows, s.row_elements * itemsize);
+    if (s.row_elements < 0 || s.row_elements > INT64_MAX / itemsize) {
+      throw std::invalid_argument("segment " + std::to_string(i) + ": row_elements is " +
+                                  std::to_string(s.row_elements));
+    }
+    const Rows read{s.buffer, s.offset, s.pitch, s.rows, s.row_elements * itemsize};
+    check_rows("checksum", i, read, buffers, num_buffers);
     if (s.slot < 0 || s.slot >= num_slots) {
       throw std::invalid_argument("segment " + std::to_string(i) + ": slot " + std::to_string(s.slot) +
                                   " is not in [0, " + std::to_string(num_slots) + ")");
     }
+    if (is_cuda) check_alignment("checksum", i, read, buffers, itemsize);
   }
 }
 

@@ -24,7 +24,6 @@ except ImportError as e:
     ) from e
 
 Table = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
 
 
 class Cast(enum.Enum):
@@ -48,10 +47,7 @@ class DeviceTensor(Protocol):
         ...
 
 
-Buffer = DeviceTensor | NDArray[np.generic]
-
-
-def buffer_table(buffers: Sequence[Buffer]) -> Table:
+def buffer_table(buffers: Sequence[DeviceTensor | NDArray[np.generic]]) -> Table:
     """Return the [num_buffers, 2] table of addresses and sizes in bytes of contiguous tensors or arrays.
 
     The caller keeps them alive for as long as the table is used.
@@ -83,16 +79,17 @@ def segmented_copy(
         destinations: Likewise.
         cast: Conversion of each element.
         num_threads: On the CPU; 0 takes every core. Small copies stay on one thread.
-        cuda_stream: Handle of the stream to enqueue on when the memory is a CUDA device's; None copies on the CPU.
+        cuda_stream: Handle of the stream to enqueue on when the memory is the current CUDA device's; None copies on the CPU.
 
     Raises:
-        ReshardError: A segment leaves its buffer; prints segment and values.
+        ReshardError: A segment leaves its buffer, destination rows overlap, or CUDA memory is not aligned to its elements; prints
+            segment and values.
     """
     try:
         _C.segmented_copy(
             segments, sources, destinations, cast.value, num_threads, cuda_stream is not None, cuda_stream or 0
         )
-    except (ValueError, RuntimeError) as e:
+    except (TypeError, ValueError, RuntimeError) as e:
         raise ReshardError(f"segmented_copy: {e}") from e
 
 
@@ -107,6 +104,9 @@ def canonical_checksum(
     cuda_stream: int | None = None,
 ) -> NDArray[np.uint64]:
     """Sum mix(seed, canonical index, bits) over elements, modulo 2^64; ``kernels/mix.hpp`` has the function and its analysis.
+
+    Worked example: columns 2:4 of a canonical (3, 4) tensor are rows of 2 elements with index_start 2 and index_pitch 4. Their
+    sum and that of columns 0:2 add up to the sum of the whole tensor, wherever the two halves lie.
 
     Args:
         segments: [num_segments, 9]: buffer, offset, pitch (bytes), rows, row_elements, index_start, index_pitch (canonical
@@ -129,7 +129,7 @@ def canonical_checksum(
         sums: NDArray[np.uint64] = _C.canonical_checksum(
             segments, buffers, itemsize, num_slots, cast.value, num_threads, is_cuda, cuda_stream or 0
         )
-    except (ValueError, RuntimeError) as e:
+    except (TypeError, ValueError, RuntimeError) as e:
         raise ReshardError(f"canonical_checksum: {e}") from e
     return sums
 

@@ -44,12 +44,33 @@ def test_copy_moves_exactly_the_rows(rows, row_bytes, gaps, offsets, num_threads
     assert np.array_equal(got, want)
 
 
-def test_large_copy_is_split_over_threads_without_loss():
-    source = torch.randn(3000, 1024)
-    got = torch.zeros(3000, 512)
-    segment = table([0, 2048, 4096, 0, 0, 2048, 3000, 2048])
-    segmented_copy(segment, buffer_table([source]), buffer_table([got]), num_threads=4)
-    assert torch.equal(got, source[:, 512:])
+@pytest.mark.parametrize("row_bytes", [130, 384, 4000, 8192])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_large_strided_copies_lose_nothing(row_bytes, num_threads):
+    rows, pitch = (17 << 20) // row_bytes, row_bytes + 6
+    source = np.random.default_rng(0).integers(0, 256, rows * pitch, dtype=np.uint8)
+    packed, spread = np.zeros(rows * row_bytes + 3, np.uint8), np.zeros_like(source)
+    tables = buffer_table([source]), buffer_table([packed]), buffer_table([spread])
+    segmented_copy(
+        table([0, 0, pitch, 0, 3, row_bytes, rows, row_bytes]), tables[0], tables[1], num_threads=num_threads
+    )
+    segmented_copy(
+        table([0, 3, row_bytes, 0, 0, pitch, rows, row_bytes]), tables[1], tables[2], num_threads=num_threads
+    )
+    want = source.reshape(rows, pitch)[:, :row_bytes]
+    assert np.array_equal(packed[3:].reshape(rows, row_bytes), want)
+    assert np.array_equal(spread.reshape(rows, pitch)[:, :row_bytes], want)
+    assert not spread.reshape(rows, pitch)[:, row_bytes:].any()
+
+
+@pytest.mark.parametrize("cast", [Cast.NONE, Cast.F32_TO_BF16])
+def test_one_long_row_is_cut_between_threads(cast):
+    source = torch.randn(1_500_007)
+    got = torch.zeros(source.numel(), dtype=torch.float32 if cast is Cast.NONE else torch.bfloat16)
+    segment = table([0, 0, 0, 0, 0, 0, 1, source.nbytes])
+    segmented_copy(segment, buffer_table([source]), buffer_table([got]), cast=cast, num_threads=5)
+    assert torch.equal(got, source.to(got.dtype))
+    assert checksum(source.numpy(), cast=cast, num_threads=5) == checksum(source.numpy(), cast=cast, num_threads=1)
 
 
 def test_many_segments_and_buffers():
@@ -85,20 +106,19 @@ def test_bfloat16_widens_exactly():
     assert torch.equal(got.view(torch.int32), source.view(torch.int16).int() << 16)
 
 
-def slow_mix(seed, index, bits):
-    x = (seed + 0x9E3779B97F4A7C15) & MASK
+def scramble(x):
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
-    key = ((x ^ x >> 31) + index * 0x9E3779B97F4A7C15) & MASK
+    return x ^ x >> 31
 
-    def term(key, bits):
-        p = ((key & 0xFFFFFFFF) * ((key >> 32) | 1) ^ key) & MASK
-        q = ((p >> 32) * ((p & 0xFFFFFFFF) | 1) & MASK) ^ ((p << 32 | p >> 32) & MASK)
-        return (bits + (q & 0xFFFFFFFF)) * ((q >> 32) | 1)
 
-    return (
-        term(key, bits) if bits < 2**32 else term(key, bits & 0xFFFFFFFF) + term(key ^ 0xD1B54A32D192ED03, bits >> 32)
-    )
+def slow_mix(seed, index, bits, num_bytes=4):
+    """The definition in kernels/mix.hpp, in integers of any size."""
+    golden = 0x9E3779B97F4A7C15
+    factor = scramble((index % 1024 + 1) * golden & MASK) | 1
+    block = index // 1024 * golden
+    halves = [(seed, bits)] if num_bytes < 8 else [(seed, bits % 2**32), (seed ^ 0xD1B54A32D192ED03, bits >> 32)]
+    return sum((scramble((scramble(key) + block) & MASK) | 1) * factor * (half + 1) for key, half in halves) & MASK
 
 
 def checksum(values, start=0, pitch=None, seed=77, cast=Cast.NONE, num_threads=1):
@@ -125,7 +145,13 @@ def test_checksum_equals_the_definition(dtype):
 
 def test_checksum_of_wide_elements_takes_both_halves():
     values = np.random.default_rng(1).integers(2**40, 2**63, 33).astype(np.uint64)
-    assert checksum(values) == sum(slow_mix(77, i, int(v)) for i, v in enumerate(values)) & MASK
+    assert checksum(values) == sum(slow_mix(77, i, int(v), 8) for i, v in enumerate(values)) & MASK
+
+
+def test_checksum_over_block_ends_equals_the_definition():
+    values = np.random.default_rng(1).integers(0, 2**32, (3, 1500)).astype(np.uint32)
+    want = sum(slow_mix(77, 1000 + r * 5000 + i, int(values[r, i])) for r in range(3) for i in range(1500)) & MASK
+    assert checksum(values, start=1000, pitch=5000) == want
 
 
 def test_checksum_after_rounding_equals_that_of_the_rounded_tensor():
@@ -153,23 +179,78 @@ def test_checksum_on_threads_equals_one_thread():
     assert checksum(values, num_threads=4) == checksum(values)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_every_flipped_bit_changes_the_checksum(dtype, data):
+    values = np.random.default_rng(4).integers(0, np.iinfo(dtype).max, 3000, dtype=dtype)
+    before = checksum(values)
+    values[data.draw(st.integers(0, 2999))] ^= dtype(1 << data.draw(st.integers(0, values.itemsize * 8 - 1)))
+    assert checksum(values) != before
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    pair=st.lists(st.integers(0, 2999), min_size=2, max_size=2, unique=True),
+    bits=st.lists(st.integers(0, 31), min_size=1, unique=True),
+)
+def test_two_elements_with_the_same_flips_change_the_checksum(pair, bits):
+    values = np.random.default_rng(4).integers(0, 2**32, 3000, dtype=np.uint32)
+    before = checksum(values)
+    values[pair] ^= np.uint32(sum(1 << bit for bit in bits))
+    assert checksum(values) != before
+
+
+@settings(max_examples=200, deadline=None)
+@given(pair=st.lists(st.integers(0, 2999), min_size=2, max_size=2, unique=True))
+def test_two_swapped_elements_change_the_checksum(pair):
+    values = np.arange(3000, dtype=np.float32)
+    before = checksum(values)
+    values[pair] = values[pair[::-1]]
+    assert checksum(values) != before
+
+
+def swap_rows(values):
+    values[[1, 2]] = values[[2, 1]]
+
+
+def shift_elements(values):
+    values[:] = np.roll(values, 1)
+
+
+def shift_rows(values):
+    values[:] = np.roll(values, 1, axis=0)
+
+
+def reverse_rows(values):
+    values[:] = values[::-1].copy()
+
+
+def negate(values):
+    values ^= np.uint32(1 << 31)
+
+
+def negate_a_rectangle(values):
+    values[np.ix_([2, 9], [5, 1029])] ^= np.uint32(1 << 31)
+
+
+def swap_blocks_of_columns(values):
+    values[:, :1024], values[:, 1024:2048] = values[:, 1024:2048].copy(), values[:, :1024].copy()
+
+
 @pytest.mark.parametrize(
-    "damage",
-    [
-        lambda v: v.__setitem__((3, 5), v[3, 5] ^ 1),
-        lambda v: v.__setitem__([1, 2], v[[2, 1]]),
-        lambda v: v.__setitem__(slice(None), np.roll(v, 1)),
-        lambda v: v.__setitem__(slice(None), v[::-1].copy()),
-        lambda v: v.__setitem__((0, slice(0, 2)), v[0, 1::-1].copy()),
-        lambda v: v.__setitem__((0, 0), 0),
-    ],
-    ids=["bit", "rows", "shift", "reversed", "neighbours", "zeroed"],
+    "damage", [swap_rows, shift_elements, shift_rows, reverse_rows, negate, negate_a_rectangle, swap_blocks_of_columns]
 )
 def test_damage_changes_the_checksum(damage):
-    values = np.random.default_rng(4).integers(1, 2**32, (16, 64)).astype(np.uint32)
+    values = np.random.default_rng(4).integers(1, 2**32, (16, 2048), dtype=np.uint32)
     before = checksum(values)
     damage(values)
     assert checksum(values) != before
+
+
+def test_zeros_count():
+    sums = [checksum(np.zeros(n, np.uint32)) for n in range(1, 5)]
+    assert len({0, *sums}) == 5
 
 
 def test_same_values_elsewhere_have_another_checksum():
@@ -200,6 +281,40 @@ def test_checksum_arguments_are_checked():
         canonical_checksum(table([0, 0, 0, 1, 4, 0, 0, 1, 0]), buffers, itemsize=3, num_slots=2)
     with pytest.raises(ReshardError, match=r"checksum buffer 0 of 1 \(100 bytes\)"):
         canonical_checksum(table([0, 0, 0, 1, 26, 0, 0, 1, 0]), buffers, itemsize=4, num_slots=1)
+
+
+def test_tables_that_would_wrap_around_are_refused():
+    buffers = buffer_table([np.zeros(64, np.uint8)])
+    for row in ([0, 0, 2**62, 0, 0, 8, 5, 8], [0, 2**63 - 1, 0, 0, 0, 8, 2, 8], [0, 0, 0, 0, 0, 8, 2**62, 8]):
+        with pytest.raises(ReshardError, match="do not fit"):
+            segmented_copy(table(row), buffers, buffers)
+    with pytest.raises(ReshardError, match=f"row_elements is {2**62}"):
+        canonical_checksum(table([0, 0, 0, 1, 2**62, 0, 0, 1, 0]), buffers, itemsize=4, num_slots=1)
+
+
+def test_destination_rows_that_overlap_are_refused():
+    buffers = buffer_table([np.zeros(100, np.uint8)])
+    with pytest.raises(ReshardError, match="segment 0: destination rows of 8 bytes overlap at pitch 4"):
+        segmented_copy(table([0, 0, 8, 0, 0, 4, 3, 8]), buffers, buffers)
+
+
+def test_tables_of_another_shape_or_type_are_refused():
+    buffers = buffer_table([np.zeros(100, np.uint8)])
+    with pytest.raises(ReshardError, match=r"segments has shape \[1, 7\], expected int64 \[n, 8\]"):
+        segmented_copy(table([0] * 7), buffers, buffers)
+    with pytest.raises(ReshardError, match="incompatible function arguments"):
+        segmented_copy(np.zeros((1, 8)), buffers, buffers)
+
+
+def test_unaligned_elements_are_refused_for_cuda_only():
+    source, got = np.arange(64, dtype=np.uint8), np.zeros(32, np.uint8)
+    sources, destinations = buffer_table([source]), buffer_table([got])
+    segment = table([0, 2, 0, 0, 0, 0, 1, 32])
+    segmented_copy(segment, sources, destinations, cast=Cast.F32_TO_BF16)
+    with pytest.raises(ReshardError, match=r"segment 0: source address \d+ or pitch 0 is not a multiple of 4 bytes"):
+        segmented_copy(segment, sources, destinations, cast=Cast.F32_TO_BF16, cuda_stream=0)
+    with pytest.raises(ReshardError, match=r"segment 0: checksum address \d+ or pitch 0 is not a multiple of 8 bytes"):
+        canonical_checksum(table([0, 4, 0, 1, 2, 0, 0, 1, 0]), sources, itemsize=8, num_slots=1, cuda_stream=0)
 
 
 def test_flags_round_trip():
