@@ -95,4 +95,4 @@ def test_layout_and_micro_batch_size_change_nothing(layout):
     for tensor, value in parameters.items():
         gradient, want_gradient = start[tensor] - value, start[tensor] - want_parameters[tensor]
         error = (gradient - want_gradient).norm() / want_gradient.norm()
-        assert error < 2e-5, f"{tensor}: gradient differs by {error:.1e} of its norm"
+        assert error < 5e-5, f"{tensor}: gradient differs by {error:.1e} of its norm"
