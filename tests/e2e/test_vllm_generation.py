@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hybridrl.data.generation import SamplingSpec
+from hybridrl.data.generation import Completion, SamplingSpec
 from hybridrl.data.sample import FinishReason
 from hybridrl.errors import EngineError
 from tests.e2e.rollout_world import rollout_world
@@ -53,8 +53,20 @@ def test_the_stop_token_is_part_of_the_completion(world, greedy):
 
 def test_the_end_token_of_the_checkpoint_does_not_stop_by_itself(world):
     """config.json names token 2; only the request decides what stops it."""
-    completion = world.run(world.engine.generate(PROMPT, sampling(5.0, 200, seed=3)))
-    assert 2 in completion.token_ids[:-1]
+
+    async def many() -> list[Completion]:
+        return await asyncio.gather(*(world.engine.generate(PROMPT, sampling(2.0, 200, seed=i)) for i in range(16)))
+
+    completions = world.run(many())
+    assert all(completion.finish_reason is FinishReason.LENGTH for completion in completions)
+    assert any(2 in completion.token_ids[:-1] for completion in completions)
+
+
+def test_a_temperature_beyond_what_vllm_samples_is_refused(world):
+    with pytest.raises(
+        EngineError, match=r"vLLM refuses SamplingSpec\(temperature=5.0.*temperature must be in \[0, 2\]"
+    ):
+        world.run(world.engine.generate(PROMPT, sampling(5.0)))
 
 
 def test_equal_seeds_give_equal_completions_in_any_company(world):

@@ -287,16 +287,19 @@ class RolloutEngine:
 
 def _sampling_params(spec: SamplingSpec, room: int) -> SamplingParams:
     """Translate to vLLM, asking for the log-prob of each sampled token and nothing else."""
-    return SamplingParams(
-        temperature=spec.temperature,
-        top_p=spec.top_p,
-        max_tokens=min(spec.max_tokens, room),
-        stop_token_ids=list(spec.stop_token_ids),
-        seed=spec.seed,
-        ignore_eos=True,  # only the tokens that the request names end it
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,
-    )
+    try:
+        return SamplingParams(
+            temperature=spec.temperature,
+            top_p=spec.top_p,
+            max_tokens=min(spec.max_tokens, room),
+            stop_token_ids=list(spec.stop_token_ids),
+            seed=spec.seed,
+            ignore_eos=True,  # only the tokens that the request names end it
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
+        )
+    except VLLMClientError as e:
+        raise EngineError(f"rollout engine: vLLM refuses {spec}: {e}") from e
