@@ -77,20 +77,22 @@ class Evaluator:
 
 
 class EvaluationSchedule:
-    """When to evaluate: before the first step, every `every_steps` steps, and after the last; never when it is 0.
+    """When to evaluate: before the first step, after every `every_steps` steps and after the last; never when it is 0.
 
     Args:
         every_steps: ``trainer.eval_every_steps``.
+        num_steps: ``trainer.num_steps``.
     """
 
-    def __init__(self, every_steps: int) -> None:
+    def __init__(self, every_steps: int, num_steps: int) -> None:
         self._every_steps = every_steps
-
-    def is_due_before(self, step: int) -> bool:
-        """Whether to evaluate before `step`, that is with policy version `step`."""
-        return self._every_steps > 0 and step % self._every_steps == 0
+        self._num_steps = num_steps
 
     @property
-    def is_due_at_end(self) -> bool:
-        """Whether to evaluate after the last step."""
+    def is_on(self) -> bool:
+        """Whether there are evaluations at all, hence one before training."""
         return self._every_steps > 0
+
+    def is_due_after(self, step: int) -> bool:
+        """Whether to evaluate after `step`, counted from 0."""
+        return self.is_on and ((step + 1) % self._every_steps == 0 or step + 1 == self._num_steps)

@@ -94,6 +94,7 @@ def step_metrics(outcome: StepOutcome, step_s: float) -> dict[str, Metric]:
         "logprob/rollout_vs_old_abs_mean": outcome.gap.abs_mean,
         **_update_metrics(outcome.updates),
         **outcome.sync.metrics(),
+        "time_s/step": step_s,
         "throughput/tokens_per_s": batch.sequences.num_tokens / step_s,
     }
 

@@ -70,7 +70,7 @@ class Trainer:
         self._scorer = scorer
         self._evaluator = evaluator
         self._recorder = recorder
-        self._schedule = EvaluationSchedule(config.eval_every_steps)
+        self._schedule = EvaluationSchedule(config.eval_every_steps, config.num_steps)
         self._in_flight: deque[Future[list[Sample]]] = deque()
         self._num_started = 0
         self._accuracies: list[float] = []
@@ -83,16 +83,13 @@ class Trainer:
             WeightSyncError: New weights could not be verified.
             DataError: Not one sample of a step could be scored.
         """
+        if self._schedule.is_on:
+            self._evaluate(version=0)
         self._recorder.start_steps()
         step = 0
-        while step < self._config.num_steps:
-            if self._schedule.is_due_before(step) and self._evaluate(step):
-                break
+        while step < self._config.num_steps and not self._is_goal_reached:
             self._step(step)
             step += 1
-        else:
-            if self._schedule.is_due_at_end:
-                self._evaluate(step)
         first, last = (self._accuracies[0], self._accuracies[-1]) if self._accuracies else (None, None)
         return TrainResult(step, first, last)
 
@@ -125,9 +122,10 @@ class Trainer:
         outcome = StepOutcome(
             step, version, batch, old, gap, advantages, updates, sync, len(samples) - len(batch.samples)
         )
-        self._recorder.record_step(
-            step, step_metrics(outcome, time.perf_counter() - started), rollout_records(batch, policy)
-        )
+        metrics = step_metrics(outcome, time.perf_counter() - started)
+        if self._schedule.is_due_after(step):
+            self._evaluate(version + 1)
+        self._recorder.record_step(step, metrics, rollout_records(batch, policy))
 
     def _start_rollouts(self, until: int) -> None:
         """Start the rollouts of every batch up to number `until` that has not been started."""
@@ -144,12 +142,14 @@ class Trainer:
         assert lag <= self._config.max_policy_lag, (lag, self._config.max_policy_lag, version)
         return batch
 
-    def _evaluate(self, step: int) -> bool:
-        """Evaluate policy version `step`; return whether the run has reached its goal."""
+    def _evaluate(self, version: int) -> None:
+        """Evaluate the policy in force; the result joins the object of the step that is recorded next."""
         with self._recorder.phase("evaluation"):
             evaluation = self._evaluator.evaluate()
-        self._recorder.record_evaluation(step, evaluation.metrics())
+        self._recorder.record_evaluation(version, evaluation.metrics() | {"eval/policy_version": version})
         self._accuracies.append(evaluation.accuracy)
-        self._recorder.start_steps()  # evaluation is no part of a step's time
+
+    @property
+    def _is_goal_reached(self) -> bool:
         goal = self._config.stop_at_accuracy
-        return goal is not None and evaluation.accuracy >= goal
+        return goal is not None and bool(self._accuracies) and self._accuracies[-1] >= goal

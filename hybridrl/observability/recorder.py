@@ -58,7 +58,7 @@ class RunRecorder:
         self._report_written_at = float("-inf")
         self._progress = open_progress(self.run_dir.name, num_steps) if progress is None else progress
         self._phases = PhaseTimer(self._progress.phases)
-        self._evaluation: tuple[int, dict[str, Metric]] | None = None
+        self._evaluation: dict[str, Metric] = {}
         self._closed = False
 
     def status(self, text: str) -> None:
@@ -70,32 +70,28 @@ class RunRecorder:
         return self._phases.phase(name)
 
     def start_steps(self) -> None:
-        """Start the clock of the next step anew, so that start-up or an evaluation before it does not count as its time."""
+        """Start the clock of the next step anew, so that start-up does not count as its time."""
         self._phases.take()
 
-    def record_evaluation(self, step: int, metrics: Mapping[str, Metric]) -> None:
-        """Keep the ``eval/*`` metrics for the object of `step`.
+    def record_evaluation(self, version: int, metrics: Mapping[str, Metric]) -> None:
+        """Keep the ``eval/*`` metrics for the object of the step that is recorded next; a later evaluation replaces them.
 
-        Call it before `record_step` of the same step. An evaluation whose step is never recorded, such as the one
-        after the last step, becomes an object of its own.
+        Args:
+            version: Policy version that was evaluated, which is the number of steps that it was trained for.
         """
-        self._flush_evaluation()
-        self._evaluation = (step, dict(metrics))
-        self._progress.evaluation(step, metrics)
+        self._evaluation = dict(metrics)
+        self._progress.evaluation(version, metrics)
 
     def record_step(self, step: int, metrics: Mapping[str, Metric], rollouts: Sequence[RolloutRecord]) -> None:
         """Write everything about one finished step.
 
         Args:
             step: Number of the step, from 0.
-            metrics: Its metrics by name; phase times and a pending evaluation of this step are added.
+            metrics: Its metrics by name; phase times and the last evaluation since the step before are added.
             rollouts: The samples it trained on.
         """
-        merged: dict[str, Metric] = {**self._phases.take(), **metrics}
-        if self._evaluation is not None and self._evaluation[0] == step:
-            merged.update(self._evaluation[1])
-            self._evaluation = None
-        self._flush_evaluation()
+        merged: dict[str, Metric] = {**self._phases.take(), **metrics, **self._evaluation}
+        self._evaluation = {}
         self._write(step, merged)
         if rollouts:
             write_rollouts(self.run_dir / "rollouts" / f"step_{step:06d}.parquet", step, rollouts)
@@ -109,7 +105,6 @@ class RunRecorder:
         """Write what is pending, stop the display and return the path of the report. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._flush_evaluation()
             self._log.close()
             self._report.write(outcome)
             self._progress.close()
@@ -125,12 +120,6 @@ class RunRecorder:
             self.close()
         else:
             self.close(Outcome.INTERRUPTED if issubclass(kind, KeyboardInterrupt) else Outcome.FAILED)
-
-    def _flush_evaluation(self) -> None:
-        if self._evaluation is not None:
-            step, metrics = self._evaluation
-            self._evaluation = None
-            self._write(step, metrics)
 
     def _write(self, step: int, metrics: Mapping[str, Metric]) -> None:
         self._log.append(step, metrics)

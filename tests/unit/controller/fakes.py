@@ -176,6 +176,7 @@ class FakeRecorder:
     steps: list[tuple[int, dict[str, Metric], list[RolloutRecord]]] = field(default_factory=list)
     evaluations: list[tuple[int, dict[str, Metric]]] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
+    diary: list[str] = field(default_factory=list)
 
     def status(self, text: str) -> None:
         pass
@@ -188,10 +189,12 @@ class FakeRecorder:
     def start_steps(self) -> None:
         pass
 
-    def record_evaluation(self, step: int, metrics: Mapping[str, Metric]) -> None:
-        self.evaluations.append((step, dict(metrics)))
+    def record_evaluation(self, version: int, metrics: Mapping[str, Metric]) -> None:
+        self.diary.append(f"eval {version}")
+        self.evaluations.append((version, dict(metrics)))
 
     def record_step(self, step: int, metrics: Mapping[str, Metric], rollouts: Sequence[RolloutRecord]) -> None:
+        self.diary.append(f"step {step}")
         self.steps.append((step, dict(metrics), list(rollouts)))
 
     def close(self) -> Path:

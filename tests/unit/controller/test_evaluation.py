@@ -38,9 +38,9 @@ def test_an_evaluation_without_scores_is_an_error() -> None:
         _evaluator(None, None).evaluate()
 
 
-def test_the_schedule_includes_the_first_step_and_can_be_empty() -> None:
-    every_4 = EvaluationSchedule(4)
-    assert [step for step in range(10) if every_4.is_due_before(step)] == [0, 4, 8]
-    assert every_4.is_due_at_end
-    never = EvaluationSchedule(0)
-    assert not any(never.is_due_before(step) for step in range(10)) and not never.is_due_at_end
+def test_the_schedule_includes_the_start_and_the_end_and_can_be_empty() -> None:
+    every_4 = EvaluationSchedule(4, num_steps=10)
+    assert every_4.is_on
+    assert [step for step in range(10) if every_4.is_due_after(step)] == [3, 7, 9]
+    never = EvaluationSchedule(0, num_steps=10)
+    assert not never.is_on and not any(never.is_due_after(step) for step in range(10))

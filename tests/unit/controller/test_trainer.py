@@ -90,10 +90,12 @@ def test_every_promised_metric_is_recorded_at_every_step() -> None:
     assert recorder.steps[0][1]["actor/entropy"] == 0.5
 
 
-def test_evaluation_runs_before_training_on_schedule_and_at_the_end() -> None:
+def test_evaluation_runs_before_training_on_schedule_and_at_the_end_and_joins_a_step() -> None:
     world, recorder = World(), FakeRecorder()
     result = _trainer(world, recorder, num_steps=5, eval_every_steps=2).run()
-    assert [step for step, _ in recorder.evaluations] == [0, 2, 4, 5]
+    assert [version for version, _ in recorder.evaluations] == [0, 2, 4, 5]
+    assert all(metrics["eval/policy_version"] == version for version, metrics in recorder.evaluations)
+    assert recorder.diary == ["eval 0", "step 0", "eval 2", "step 1", "step 2", "eval 4", "step 3", "eval 5", "step 4"]
     assert [entry for entry in world.diary if entry.startswith("start eval")] == [
         f"start eval v{v}" for v in (0, 2, 4, 5)
     ]
