@@ -1,0 +1,101 @@
+"""Role groups on real Ray actors that do next to nothing: dispatch, time-outs, root causes, scarce resources."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hybridrl.errors import EngineError
+from hybridrl.roles.dispatch import broadcast, per_rank, scatter_dp
+from hybridrl.roles.future import wait_for
+from hybridrl.roles.group import RoleGroup
+from hybridrl.roles.placement import Slot
+from hybridrl.roles.resources import Cluster, ResourcePool
+
+pytestmark = pytest.mark.timeout(120)
+NUM_RANKS = 3
+
+
+class Echo:
+    """Answers, dawdles, raises or dies."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def echo(self, value: object) -> tuple[int, object]:
+        return self._rank, value
+
+    def dawdle(self, rank: int) -> None:
+        if self._rank == rank:
+            time.sleep(30)
+
+    def fail(self, culprit: int) -> None:
+        """The culprit raises late; its peers lose their connection to it first."""
+        if self._rank != culprit:
+            raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
+        time.sleep(0.5)
+        raise KeyError("no such expert")
+
+    def die(self, rank: int) -> None:
+        if self._rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.2)
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ResourcePool]:
+    with Cluster(None, NUM_RANKS) as cluster:
+        yield cluster.pool([{"CPU": 1}] * NUM_RANKS, 30.0)
+
+
+@pytest.fixture
+def group(pool: ResourcePool) -> Iterator[RoleGroup]:
+    actors = [pool.start_actor(Echo, Slot(0, rank, 1, 0), rank) for rank in range(NUM_RANKS)]
+    group = RoleGroup("actor", actors, [0, 1, 0])
+    yield group
+    group.kill()
+
+
+def test_each_dispatch_reaches_the_ranks_that_it_names(group: RoleGroup) -> None:
+    def call(dispatch: object) -> list[object]:
+        return [value for _, value in wait_for(group.call("echo", dispatch, list, phase="test", timeout_s=30))]
+
+    assert call(broadcast("all")) == ["all"] * 3
+    assert call(per_rank([("a",), ("b",), ("c",)])) == ["a", "b", "c"]
+    assert call(scatter_dp([("even",), ("odd",)])) == ["even", "odd", "even"]
+
+
+def test_a_time_out_names_role_ranks_phase_and_seconds(group: RoleGroup) -> None:
+    wait_for(group.call("echo", broadcast(0), list, phase="warm-up", timeout_s=30))
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=r"^actor rank 2: no answer in phase train; gave up after 1 s$"):
+        wait_for(group.call("dawdle", broadcast(2), list, phase="train", timeout_s=1))
+    assert time.monotonic() - started < 10
+
+
+def test_the_ranks_own_exception_is_shown_and_not_its_peers_lost_connections(group: RoleGroup) -> None:
+    with pytest.raises(EngineError) as caught:
+        wait_for(group.call("fail", broadcast(1), list, phase="train", timeout_s=30))
+    message = str(caught.value)
+    assert message.startswith("actor rank 1 failed in phase train:")
+    assert "KeyError: 'no such expert'" in message and "in fail" in message
+    assert "after it failed: actor rank 0, actor rank 2" in message
+
+
+def test_a_death_is_the_cause_and_ends_the_whole_group(group: RoleGroup) -> None:
+    with pytest.raises(EngineError, match=r"^actor rank 0 died in phase train:"):
+        wait_for(group.call("die", broadcast(0), list, phase="train", timeout_s=30))
+    with pytest.raises(EngineError, match="died in phase after"):
+        wait_for(group.call("echo", broadcast(0), list, phase="after", timeout_s=30))
+
+
+def test_resources_that_the_cluster_lacks_are_refused_in_time_with_what_it_has(pool: ResourcePool) -> None:
+    with pytest.raises(EngineError) as caught:
+        ResourcePool([{"CPU": 64}], 1.0)
+    message = str(caught.value)
+    assert "did not grant 64 CPU, 0 GPU within 1 s; it has 5 CPU" in message and "rollout.num_replicas" in message
