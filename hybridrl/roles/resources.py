@@ -42,6 +42,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # A process that takes no device keeps the variables that it was started with; Ray would hide all devices from it.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         if self._address is not None:
             ray.init(self._address, log_to_driver=False, logging_level=logging.ERROR)
