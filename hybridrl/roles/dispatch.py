@@ -44,13 +44,13 @@ class Dispatch:
         Args:
             dp_ranks: Data-parallel rank of each rank.
         """
-        num_slots = {
+        slots = {
             DispatchKind.BROADCAST: [0] * len(dp_ranks),
             DispatchKind.PER_RANK: list(range(len(dp_ranks))),
             DispatchKind.SCATTER_DP: list(dp_ranks),
         }[self.kind]
-        assert set(num_slots) == set(range(len(self.arguments))), (self.kind, len(self.arguments), list(dp_ranks))
-        return num_slots
+        assert set(slots) == set(range(len(self.arguments))), (self.kind, len(self.arguments), list(dp_ranks))
+        return slots
 
 
 def broadcast(*arguments: Any) -> Dispatch:
