@@ -24,6 +24,7 @@ except ImportError as e:
     ) from e
 
 Table = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 
 
 class Cast(enum.Enum):
@@ -47,7 +48,10 @@ class DeviceTensor(Protocol):
         ...
 
 
-def buffer_table(buffers: Sequence[DeviceTensor | NDArray[np.generic]]) -> Table:
+Buffer = DeviceTensor | NDArray[np.generic]
+
+
+def buffer_table(buffers: Sequence[Buffer]) -> Table:
     """Return the [num_buffers, 2] table of addresses and sizes in bytes of contiguous tensors or arrays.
 
     The caller keeps them alive for as long as the table is used.
