@@ -36,6 +36,7 @@ class World:
     def __init__(self, runner: asyncio.Runner, engine: RolloutEngine, folder: Path, maps: Sequence[ShardMap]) -> None:
         self._runner = runner
         self.engine = engine
+        self.folder = folder
         self.maps = maps
         self._canonical = read_model_spec(folder).tensors()
         self.version = engine.policy_version
@@ -89,9 +90,9 @@ class World:
 
 @contextmanager
 def rollout_world(folder: Path, **settings: Any) -> Iterator[World]:
-    """Start an fp32 engine on a tiny checkpoint; no process of it is left afterwards."""
+    """Start an engine on a tiny checkpoint, fp32 unless told otherwise; no process of it is left afterwards."""
+    settings.setdefault("precision", Precision.FLOAT32)
     config = RolloutConfig(
-        precision=Precision.FLOAT32,
         max_model_tokens=256,
         kv_cache_gib=1,
         max_running_samples=64,

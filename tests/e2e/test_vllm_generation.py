@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -137,3 +142,45 @@ def test_a_pause_that_takes_too_long_leaves_the_engine_running(world):
 def test_tensor_parallel_workers_give_the_same_greedy_tokens(folder, greedy):
     with rollout_world(folder, tp_size=2) as world:
         assert world.run(world.engine.generate(PROMPT, sampling(0.0, 64))).token_ids == greedy.token_ids
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from tests.e2e.rollout_world import rollout_world
+
+if __name__ == "__main__":
+    with rollout_world(Path(sys.argv[1]), tp_size=2):
+        print("ready", flush=True)
+        time.sleep(600)
+"""
+
+
+def descendants(pid: int) -> set[int]:
+    """Return all processes below `pid`."""
+    children = {int(c) for task in Path(f"/proc/{pid}/task").iterdir() for c in (task / "children").read_text().split()}
+    return children.union(*(descendants(child) for child in children))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_no_process_outlives_an_owner_that_is_killed(folder, tmp_path):
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, script, folder], env=environment, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout.readline().strip() == "ready"
+        left = descendants(owner.pid)
+        assert len(left) >= 3, "an engine and two workers"
+        owner.kill()
+        deadline = time.monotonic() + 20
+        while (alive := {pid for pid in left if is_running(pid)}) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not alive

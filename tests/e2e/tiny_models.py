@@ -22,10 +22,10 @@ _SHARED = {
 }
 
 
-def save_qwen3_moe(folder: Path, seed: int, *, dtype: torch.dtype = torch.float32) -> Path:
+def save_qwen3_moe(folder: Path, seed: int, *, num_kv_heads: int = 2, dtype: torch.dtype = torch.float32) -> Path:
     """Write a two-layer Qwen3-MoE of 8 experts, top 2, untied."""
     config = Qwen3MoeConfig(
-        **_SHARED,
+        **_SHARED | {"num_key_value_heads": num_kv_heads},
         intermediate_size=96,
         moe_intermediate_size=32,
         num_experts=8,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import gc
 import itertools
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -98,6 +99,8 @@ class RolloutEngine:
         except (RuntimeError, ValueError, OSError) as e:
             raise EngineError(f"rollout engine: vLLM did not start on {folder} with {config}: {e}") from e
         engine = cls(llm, config.max_model_tokens)
+        gc.collect()
+        gc.freeze()  # start-up objects stay for good; scanning them again stalls generation for half a second each time
         await engine._call("hybridrl_end_with", os.getpid())
         await engine._set_version(policy_version)
         return engine
@@ -227,6 +230,7 @@ class RolloutEngine:
         """Stop all processes of this replica."""
         self._gate.clear()
         self._llm.shutdown(timeout=10.0)
+        gc.unfreeze()
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
