@@ -33,8 +33,6 @@ def environment(platform: Platform, config: RolloutConfig, cores: Sequence[Seque
     variables |= {
         "VLLM_CPU_KVCACHE_SPACE": str(config.kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind" if cores is None else "|".join(",".join(map(str, c)) for c in cores),
-        # The device list would otherwise decide how many workers a CPU host may have.
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
     }
     if cores is None:
         variables["OMP_NUM_THREADS"] = "1"
