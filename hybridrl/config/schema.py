@@ -182,6 +182,12 @@ class AlgorithmConfig:
     clip_low: float = setting(0.2, "Ratio is clipped below 1 - clip_low", above=0, at_most=1)
     clip_high: float = setting(0.28, "Ratio is clipped above 1 + clip_high", above=0)
     advantage_epsilon: float = setting(1e-4, "Added to the standard deviation of a group's rewards", at_least=0)
+    max_importance_weight: float | None = setting(
+        2.0,
+        "Bound on the weight exp(old_logprobs - rollout_logprobs) of each token's advantage, which makes up for samples of "
+        "older versions; null weighs every token by 1",
+        at_least=1,
+    )
     kl_coef: float = setting(0.0, "Weight of the k3 KL term to the frozen reference; 0 runs without one", at_least=0)
     entropy_coef: float = setting(0.0, "Weight of the entropy bonus", at_least=0)
 

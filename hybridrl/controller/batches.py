@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridrl.algos.aggregate import LossAggregation, loss_weights
+from hybridrl.algos.importance import truncated_importance_weights
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch, pad_rows
 from hybridrl.data.sample import Sample
 from hybridrl.observability.records import RolloutRecord
@@ -68,22 +69,32 @@ def score_batch(samples: Sequence[Sample], result: RewardResult) -> ScoredBatch:
 
 
 def policy_batch(
-    batch: ScoredBatch, old_logprobs: Floats, ref_logprobs: Floats | None, advantages: NDArray[np.float32]
+    batch: ScoredBatch,
+    old_logprobs: Floats,
+    ref_logprobs: Floats | None,
+    advantages: NDArray[np.float32],
+    max_importance_weight: float | None,
 ) -> PolicyBatch:
     """Join everything that an update needs.
 
     Args:
         old_logprobs: [num_samples, max_tokens].
         ref_logprobs: [num_samples, max_tokens], or None.
-        advantages: [num_samples]; every token of a sample gets its sample's.
+        advantages: [num_samples]; every token of a sample gets its sample's, times its importance weight.
+        max_importance_weight: Bound on those weights; None takes 1.
     """
+    weights = batch.loss_mask.astype(np.float32)
+    if max_importance_weight is not None:
+        weights = truncated_importance_weights(
+            old_logprobs, batch.rollout_logprobs, batch.loss_mask, max_importance_weight
+        )
     return PolicyBatch(
         sequences=batch.sequences,
         loss_mask=batch.loss_mask,
         rollout_logprobs=batch.rollout_logprobs,
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,
-        advantages=np.where(batch.loss_mask, advantages[:, None], np.float32(0)).astype(np.float32),
+        advantages=(weights * advantages[:, None]).astype(np.float32),
         loss_weights=loss_weights(LossAggregation.TOKEN_MEAN, batch.loss_mask),
     )
 
@@ -105,15 +116,7 @@ def rollout_records(batch: ScoredBatch, policy: PolicyBatch) -> list[RolloutReco
 
 
 def _reweigh(part: PolicyBatch) -> PolicyBatch:
-    return PolicyBatch(
-        part.sequences,
-        part.loss_mask,
-        part.rollout_logprobs,
-        part.old_logprobs,
-        part.ref_logprobs,
-        part.advantages,
-        loss_weights(LossAggregation.TOKEN_MEAN, part.loss_mask),
-    )
+    return replace(part, loss_weights=loss_weights(LossAggregation.TOKEN_MEAN, part.loss_mask))
 
 
 def _record(batch: ScoredBatch, policy: PolicyBatch, row: int) -> RolloutRecord:

@@ -111,7 +111,8 @@ class Trainer:
         with phase("advantages"):
             epsilon = self._algorithm.advantage_epsilon
             advantages = estimate_advantages(AdvantageEstimator.GRPO, batch.rewards, batch.group_ids, epsilon)
-            policy = policy_batch(batch, old.logprobs, ref_logprobs, advantages.values)
+            cap = self._algorithm.max_importance_weight
+            policy = policy_batch(batch, old.logprobs, ref_logprobs, advantages.values, cap)
         with phase("train"):
             parts = mini_batches(policy, self._algorithm.mini_batches_per_step)
             updates = [wait_for(self._actor.update(part)) for part in parts]

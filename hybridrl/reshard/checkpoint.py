@@ -30,6 +30,8 @@ from hybridrl.reshard.segments import Copy, copy_tables
 
 _MAX_FILE_BYTES = 5 * 10**9
 _ALIGNMENT = 64
+_COMPANION_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".md")
+_CONFIG_DTYPES = {DType.FLOAT32: "float32", DType.BFLOAT16: "bfloat16", DType.FLOAT16: "float16"}
 
 
 def load_checkpoint(folder: Path, spec: ModelSpec, shard_map: ShardMap, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -52,6 +54,8 @@ def load_checkpoint(folder: Path, spec: ModelSpec, shard_map: ShardMap, tensors:
 def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Path) -> None:
     """Create ``<folder>.partial`` with empty weight files of the right size, and the config and tokenizer of `copy_from`.
 
+    The config's ``dtype`` becomes that of the weights, since loaders follow it.
+
     Raises:
         ReshardError: When `folder` exists already.
     """
@@ -61,8 +65,12 @@ def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Pa
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     for path in copy_from.iterdir():
-        if path.is_file() and path.suffix != ".safetensors" and not path.name.endswith(".index.json"):
-            shutil.copy2(path, partial / path.name)
+        if path.is_file() and path.suffix in _COMPANION_SUFFIXES and not path.name.endswith(".index.json"):
+            shutil.copyfile(path, partial / path.name)
+    config = json.loads((copy_from / "config.json").read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)
+    text = json.dumps(config | {"dtype": _CONFIG_DTYPES[dtype]}, indent=2) + "\n"
+    (partial / "config.json").write_text(text, encoding="utf-8")
     files = _assign_files(spec, dtype)
     for name, tensors in files.items():
         _create_file(partial / name, tensors)

@@ -41,7 +41,7 @@ class TransferReport:
 
     Attributes:
         checksums: Canonical checksum of each piece; empty when verification is off.
-        wire_bytes: Payload that this rank put on or took off the wire.
+        wire_bytes: Payload that this rank put on or took off the wire, counted from the messages themselves.
         seconds: Time in "copy", "checksum" and "total".
     """
 
@@ -174,9 +174,10 @@ class Sender:
         Raises:
             ReshardError: When a destination fails or `deadline_s` passes.
         """
-        clock, checksums = _Clock(), dict[PieceKey, int]()
+        clock, checksums, sizes = _Clock(), dict[PieceKey, int](), list[int]()
 
         def fill(side: _Side, buffer: torch.Tensor) -> None:
+            sizes.append(buffer.nbytes)
             with clock.time("copy"):
                 side.copy(tensors, buffer)
             if self._verify:
@@ -188,7 +189,7 @@ class Sender:
                 label = Label(version, chunk, side.num_bytes)
                 self._transport.submit_send(to, label, lambda buffer, side=side: fill(side, buffer))  # type: ignore[misc]
             self._transport.run(deadline_s)
-        return TransferReport(checksums, sum(side.num_bytes for _, _, side in self._messages), clock.seconds)
+        return TransferReport(checksums, sum(sizes), clock.seconds)
 
 
 class Receiver:
@@ -219,27 +220,27 @@ class Receiver:
         Raises:
             ReshardError: When a source fails, a message is not the expected one, or `deadline_s` passes.
         """
-        clock, checksums, wire_bytes = _Clock(), dict[PieceKey, int](), 0
+        clock, checksums, sizes = _Clock(), dict[PieceKey, int](), list[int]()
         deadline = time.monotonic() + deadline_s
         with clock.time("total"):
             for chunk in self._chunks:
                 tensors = sink.open(chunk)
 
                 def drain(side: _Side, buffer: torch.Tensor, tensors: Mapping[str, torch.Tensor] = tensors) -> None:
+                    sizes.append(buffer.nbytes)
                     with clock.time("copy"):
                         side.copy(tensors, buffer)
 
                 for source, side in self._messages[chunk.index]:
                     label = Label(version, chunk.index, side.num_bytes)
                     self._transport.submit_recv(source, label, lambda buffer, side=side: drain(side, buffer))  # type: ignore[misc]
-                    wire_bytes += side.num_bytes
                 self._transport.run(deadline - time.monotonic())
                 if self._verify:
                     with clock.time("checksum"):
                         for _, side in self._messages[chunk.index]:
                             side.checksum(tensors, checksums)
                 sink.close(chunk)
-        return TransferReport(checksums, wire_bytes, clock.seconds)
+        return TransferReport(checksums, sum(sizes), clock.seconds)
 
 
 def compare_reports(plan: Plan, sources: Sequence[TransferReport], destinations: Sequence[TransferReport]) -> list[str]:

@@ -39,7 +39,7 @@ def test_megatron_and_vllm_load_the_export_and_agree(continued: Path) -> None:
 
 
 def test_transformers_loads_the_export_and_agrees_with_the_sampler(trained: Path, continued: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(trained / "hf", dtype=torch.float32, experts_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(trained / "hf", dtype="auto", experts_implementation="eager")
     tokenizer = AutoTokenizer.from_pretrained(trained / "hf")
     rows = pyarrow.parquet.read_table(continued / "rollouts" / "step_000000.parquet").to_pylist()[::16]
     for row in rows:

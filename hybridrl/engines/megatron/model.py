@@ -15,8 +15,11 @@ from hybridrl.engines.megatron.cpu import cuda_tensor_methods
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.engines.megatron.transformer_config import block_spec
 from hybridrl.errors import LayoutError
+from hybridrl.layout.box import DType
 from hybridrl.layout.megatron import MegatronLayout
 from hybridrl.layout.shard import ShardMap
+
+_DTYPES = {torch.float32: DType.FLOAT32, torch.bfloat16: DType.BFLOAT16, torch.float16: DType.FLOAT16}
 
 
 def build_chunks(layout: MegatronLayout, config: TransformerConfig, groups: ProcessGroups, seed: int) -> list[GPTModel]:
@@ -56,7 +59,7 @@ def check_tensors(shard_map: ShardMap, tensors: dict[str, torch.Tensor]) -> None
     """Compare a declared map with the real modules.
 
     Raises:
-        LayoutError: Listing each tensor that is missing, undeclared, of another shape, or not contiguous.
+        LayoutError: Listing each tensor that is missing, undeclared, of another shape or element type, or not contiguous.
     """
     problems = [f"{name}: declared but not in the model" for name in shard_map.tensors if name not in tensors]
     for name, tensor in tensors.items():
@@ -65,6 +68,8 @@ def check_tensors(shard_map: ShardMap, tensors: dict[str, torch.Tensor]) -> None
             problems.append(f"{name}: in the model {tuple(tensor.shape)} but not declared")
         elif declared.shape != tuple(tensor.shape):
             problems.append(f"{name}: got shape {tuple(tensor.shape)}, expected {declared.shape}")
+        elif _DTYPES.get(tensor.dtype) is not declared.dtype:
+            problems.append(f"{name}: got {tensor.dtype}, expected {declared.dtype.value}")
         elif not tensor.is_contiguous():
             problems.append(f"{name}: strides {tensor.stride()}, expected a contiguous tensor")
     if problems:

@@ -43,7 +43,7 @@ def test_the_lag_of_an_empty_response_is_zero() -> None:
 def test_advantages_reach_exactly_the_tokens_that_the_policy_produced() -> None:
     batch = _batch()
     zeros = np.zeros_like(batch.rollout_logprobs)
-    policy = policy_batch(batch, zeros, None, np.array([2.0, 3.0, -1.0], dtype=np.float32))
+    policy = policy_batch(batch, zeros, None, np.array([2.0, 3.0, -1.0], dtype=np.float32), None)
     assert policy.advantages[0].tolist() == [0, 0, 2, 2, 0, 0]
     assert policy.advantages[1].tolist() == [0] * 6
     assert policy.advantages[2].tolist() == [0, 0, -1, -1, -1, -1]
@@ -51,10 +51,17 @@ def test_advantages_reach_exactly_the_tokens_that_the_policy_produced() -> None:
     assert (policy.loss_weights[~policy.loss_mask] == 0).all()
 
 
+def test_tokens_of_another_policy_weigh_by_their_truncated_ratio() -> None:
+    batch = _batch()
+    old = batch.rollout_logprobs + np.float32(np.log(1.5))
+    policy = policy_batch(batch, old, None, np.array([2.0, 3.0, -1.0], dtype=np.float32), 1.25)
+    np.testing.assert_allclose(policy.advantages[0], [0, 0, 2.5, 2.5, 0, 0], rtol=1e-6)
+
+
 def test_mini_batches_cover_every_row_once_and_are_weighed_each_for_itself() -> None:
     batch = _batch()
     zeros = np.zeros_like(batch.rollout_logprobs)
-    policy = policy_batch(batch, zeros, zeros, np.zeros(3, dtype=np.float32))
+    policy = policy_batch(batch, zeros, zeros, np.zeros(3, dtype=np.float32), None)
     parts = mini_batches(policy, 2)
     assert [part.sequences.num_samples for part in parts] == [2, 1]
     assert [round(float(part.loss_weights.sum()), 6) for part in parts] == [1.0, 1.0]
@@ -65,7 +72,7 @@ def test_mini_batches_cover_every_row_once_and_are_weighed_each_for_itself() -> 
 def test_records_are_as_long_as_their_samples() -> None:
     batch = _batch()
     old = np.full_like(batch.rollout_logprobs, -2.0)
-    records = rollout_records(batch, policy_batch(batch, old, None, np.ones(3, dtype=np.float32)))
+    records = rollout_records(batch, policy_batch(batch, old, None, np.ones(3, dtype=np.float32), None))
     assert [len(record.old_logprobs) for record in records] == [4, 2, 6]
     assert [record.reward for record in records] == [1.0, 0.0, 0.5]
     assert records[2].prompt_id == "b" and records[2].finish_reason == "stop"

@@ -45,7 +45,7 @@ def test_import_then_export_is_bit_identical(folder, tmp_path, sizes):
     exported = load_file(target / "model.safetensors")
     assert exported.keys() == CANONICAL.keys()
     assert all(torch.equal(exported[name], torch.from_numpy(values)) for name, values in CANONICAL.items())
-    assert (target / "config.json").exists()
+    assert json.loads((target / "config.json").read_text()) == QWEN3_MOE | {"dtype": "float32"}
 
 
 def test_bfloat16_files_fill_float32_ranks_exactly(folder):
