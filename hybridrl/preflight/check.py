@@ -22,6 +22,7 @@ from hybridrl.preflight.command import Command
 from hybridrl.preflight.inputs import check_inputs
 from hybridrl.preflight.model import check_model
 from hybridrl.preflight.modes import check_modes
+from hybridrl.preflight.platform import check_platform
 from hybridrl.preflight.report import Report
 
 
@@ -65,6 +66,7 @@ def check_draft(draft: Draft, command: Command) -> Checked:
         ConfigError: Listing the problems of the draft and those found here.
     """
     config, report = draft.config, Report(draft)
+    check_platform(report, config, command)
     spec = check_model(report, config, command)
     batch = check_batch(report, config, command)
     if command is Command.TRAIN:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hybridrl.config.schema import ExperimentConfig, LrSchedule, Placement, Platform, TaskName
+from hybridrl.config.schema import ExperimentConfig, LrSchedule, Platform, TaskName
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
 
@@ -14,8 +14,6 @@ _SFT_READS_OF_TRAINER = ("trainer.train_timeout_s", "trainer.startup_timeout_s")
 def check_modes(report: Report, config: ExperimentConfig, command: Command) -> None:
     """Check combinations of settings."""
     _check_parallel(report, config)
-    if command is Command.TRAIN:
-        _check_placement(report, config)
     optimizer, trainer = config.actor.optimizer, config.trainer
     if optimizer.schedule is not LrSchedule.CONSTANT and optimizer.min_lr > optimizer.lr:
         key, expected = "actor.optimizer.min_lr", f"at most actor.optimizer.lr = {optimizer.lr:g}"
@@ -38,14 +36,6 @@ def _check_parallel(report: Report, config: ExperimentConfig) -> None:
         sizes = f"tp_size {parallel.tp_size} x cp_size {parallel.cp_size} x dp_size {parallel.dp_size}"
         expected = f"a divisor of the ranks of a pipeline stage, {sizes} = {ranks}"
         report.add(key, got, expected, "lower it or raise dp_size", related=("actor.parallel",))
-
-
-def _check_placement(report: Report, config: ExperimentConfig) -> None:
-    is_shared = config.platform is Platform.CUDA and config.placement is Placement.COLOCATED
-    if is_shared and config.rollout.tp_size > 1:
-        expected = "1: with placement colocated on cuda a replica shares one device with one training rank"
-        related = ("platform", "placement")
-        report.add("rollout.tp_size", config.rollout.tp_size, expected, "set placement to split", related=related)
 
 
 def _check_unread(report: Report, config: ExperimentConfig, command: Command) -> None:

@@ -142,8 +142,9 @@ COMMAND_LINE_FAULTS: list[tuple[tuple[str, ...], str]] = [
         "name: got 'a/b', expected the name of a folder inside runs_dir; use letters, digits, dots, dashes and",
     ),
     (
-        ("platform=cuda", "rollout.tp_size=2"),
-        "rollout.tp_size: got 2, expected 1: with placement colocated on cuda a replica shares one device with one",
+        ("platform=cuda", "placement=colocated"),
+        "placement: got colocated, expected split, since platform is cuda: weights do not move between two processes on "
+        "one device (no CUDA IPC); set it to split",
     ),
 ]
 
@@ -155,6 +156,14 @@ def test_an_illegal_combination_is_explained(tmp_path: Path, overrides: tuple[st
     found = problems(write_experiment(tmp_path), *overrides)
     assert any(problem.startswith(f"command line: {message}") for problem in found), found
     assert {problem.split(": ")[1] for problem in found} <= {override.partition("=")[0] for override in overrides}
+
+
+def test_training_on_gpus_is_refused_since_weight_sync_cannot_read_device_memory(tmp_path: Path) -> None:
+    (problem,) = problems(write_experiment(tmp_path), "platform=cuda", "placement=split")
+    assert problem == (
+        "command line: platform: got cuda, expected cpu: training on GPUs is not supported yet, since weight sync cannot "
+        "read device memory; set it to cpu"
+    )
 
 
 def test_a_problem_names_the_line_of_the_file(tmp_path: Path) -> None:

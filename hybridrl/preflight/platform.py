@@ -1,0 +1,26 @@
+"""Which hardware a command can use."""
+
+from __future__ import annotations
+
+from hybridrl.config.schema import ExperimentConfig, Placement, Platform
+from hybridrl.preflight.command import Command
+from hybridrl.preflight.report import Report
+
+
+def check_platform(report: Report, config: ExperimentConfig, command: Command) -> None:
+    """Check that training can reach the memory in which its platform keeps weights."""
+    if command is Command.TRAIN and config.platform is Platform.CUDA:
+        _refuse_training_on_gpus(report)
+        _check_devices_are_not_shared(report, config)
+
+
+def _refuse_training_on_gpus(report: Report) -> None:
+    """Refuse what weight sync cannot do; this function goes when the sync stages device memory."""
+    expected = "cpu: training on GPUs is not supported yet, since weight sync cannot read device memory"
+    report.add("platform", "cuda", expected, "set it to cpu")
+
+
+def _check_devices_are_not_shared(report: Report, config: ExperimentConfig) -> None:
+    if config.placement is Placement.COLOCATED:
+        expected = "split, since platform is cuda: weights do not move between two processes on one device (no CUDA IPC)"
+        report.add("placement", "colocated", expected, "set it to split", related=("platform",))
