@@ -20,6 +20,7 @@ def dense_spec(fields: HfFields) -> ModelSpec:
 def moe_spec(fields: HfFields) -> ModelSpec:
     """Declare a Qwen3 mixture-of-experts model; every layer is sparse."""
     fields.require("decoder_sparse_step", fields.integer("decoder_sparse_step", 1), 1)
+    fields.require_absent("mlp_only_layers")
 
     def mlp(index: int) -> MoeMlp:
         return MoeMlp(
@@ -41,6 +42,7 @@ def _spec(fields: HfFields, family: str, mlp: Callable[[int], GatedMlp | MoeMlp]
     hidden = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
     rope = fields.section("rope_parameters") or fields
+    fields.require_absent("rope_scaling")
     fields.require("rope_type", rope.string("rope_type", "default"), "default")
     fields.require("use_sliding_window", fields.boolean("use_sliding_window", False), False)
     fields.require("attention_bias", fields.boolean("attention_bias", False), False)

@@ -29,6 +29,19 @@ def test_unsupported_variant_is_refused():
         model_spec(QWEN3_DENSE | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}})
 
 
+def test_legacy_rope_scaling_is_refused():
+    scaling = {"type": "yarn", "factor": 4.0}
+    with pytest.raises(LayoutError, match=r"config.json: rope_scaling is \{'type': 'yarn', .*\}, but it is not supported"):
+        model_spec(QWEN3_DENSE | {"rope_scaling": scaling})
+    assert model_spec(QWEN3_DENSE | {"rope_scaling": None}).family == "qwen3"
+
+
+def test_dense_layers_inside_a_mixture_are_refused():
+    with pytest.raises(LayoutError, match=r"config.json: mlp_only_layers is \[0\], but it is not supported"):
+        model_spec(QWEN3_MOE | {"mlp_only_layers": [0]})
+    assert model_spec(QWEN3_MOE | {"mlp_only_layers": []}).family == "qwen3_moe"
+
+
 def test_rope_theta_is_read_from_either_place():
     nested = {key: value for key, value in QWEN3_DENSE.items() if key != "rope_theta"}
     assert model_spec(nested | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}).rope_theta == 7.0
