@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
+import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -16,7 +20,7 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from hybridrl.errors import EngineError
+from hybridrl.errors import EngineError, HybridRLError
 from hybridrl.roles.placement import Bundle, Slot
 
 T = TypeVar("T")
@@ -32,10 +36,15 @@ class Cluster:
     Args:
         address: Of an existing cluster; None starts a private one.
         num_cpus: Logical CPUs of a private cluster, that is processes that it can run.
+        logs_dir: Where a private cluster leaves what its workers wrote, when an error ends the context.
+
+    Raises:
+        EngineError: On entering, when there is no cluster at `address`, or a private one does not start.
     """
 
-    def __init__(self, address: str | None, num_cpus: int) -> None:
+    def __init__(self, address: str | None, num_cpus: int, logs_dir: Path | None = None) -> None:
         self._address = address
+        self._logs_dir = logs_dir
         self._num_cpus = num_cpus
         self._folder: str | None = None
         self._pools: list[ResourcePool] = []
@@ -44,11 +53,43 @@ class Cluster:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         # A process that takes no device keeps the variables that it was started with; Ray would hide all devices from it.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        try:
+            with _kept_stop_signal():
+                self._connect()
+        except BaseException as e:
+            self._leave()
+            if isinstance(e, (OSError, RuntimeError, ValueError)):  # ConnectionError is an OSError
+                raise EngineError(self._no_cluster(e)) from e
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for pool in self._pools:
+            pool.release()
+        if isinstance(error, HybridRLError) and (num_logs := self._keep_logs()):
+            error.args = (f"{error}\n{num_logs} logs of worker processes are in {self._logs_dir}",)
+        self._leave()
+
+    def _keep_logs(self) -> int:
+        """Copy the workers' logs out of the folder that is about to go; return how many there are."""
+        if self._folder is None or self._logs_dir is None:
+            return 0
+        found = Path(self._folder).glob("session_2*/logs/worker-*")
+        logs = [log for log in found if log.suffix in (".out", ".err") and log.stat().st_size]
+        self._logs_dir.mkdir(parents=True, exist_ok=True)
+        for log in logs:
+            shutil.copy(log, self._logs_dir)
+        return len(logs)
+
+    def _connect(self) -> None:
         if self._address is not None:
             ray.init(self._address, log_to_driver=False, logging_level=logging.ERROR)
-            return self
+            return
         self._folder = tempfile.mkdtemp(prefix="hybridrl-ray-")
         ray.init(
+            "local",  # without it, RAY_ADDRESS in the environment would name the cluster
             num_cpus=self._num_cpus + _SPARE_CPUS,
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
@@ -60,16 +101,21 @@ class Cluster:
             # runs its workers at low priority.
             _system_config={"prestart_worker_first_driver": False, "worker_niceness": 0},
         )
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for pool in self._pools:
-            pool.release()
+    def _leave(self) -> None:
         ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _no_cluster(self, error: BaseException) -> str:
+        if self._address is None:
+            return (
+                f"Ray did not start on this machine ({error}); check the free memory, /dev/shm and the temporary folder"
+            )
+        return (
+            f"no Ray cluster at ray_address {self._address!r} ({error}); start one there with `ray start --head`, correct "
+            "the address, or leave ray_address out to run on this machine alone"
+        )
 
     def pool(self, bundles: Sequence[Bundle], timeout_s: float) -> ResourcePool:
         """Reserve resources; see :class:`ResourcePool`."""
@@ -116,6 +162,17 @@ class ResourcePool:
     def release(self) -> None:
         """Give the bundles back; ends what runs on them."""
         remove_placement_group(self._group)
+
+
+@contextlib.contextmanager
+def _kept_stop_signal() -> Iterator[None]:
+    """Keep our own SIGTERM handler: ``ray.init`` installs one that exits on the spot."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _total(bundles: Sequence[Bundle]) -> str:

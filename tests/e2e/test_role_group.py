@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ from hybridrl.roles.resources import Cluster, ResourcePool
 
 pytestmark = pytest.mark.timeout(120)
 NUM_RANKS = 3
+LAST_WORDS = "not even a traceback"
 
 
 class Echo:
@@ -42,15 +44,21 @@ class Echo:
 
     def die(self, rank: int) -> None:
         if self._rank == rank:
+            print(LAST_WORDS, file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.2)
         raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[ResourcePool]:
-    with Cluster(None, NUM_RANKS) as cluster:
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ResourcePool]:
+    """A cluster that, in the end, fails and leaves the words of its ranks behind."""
+    logs = tmp_path_factory.mktemp("run") / "logs"
+    message = rf"^the run failed\n\d+ logs of worker processes are in {logs}$"
+    with pytest.raises(EngineError, match=message), Cluster(None, NUM_RANKS, logs) as cluster:
         yield cluster.pool([{"CPU": 1}] * NUM_RANKS, 30.0)
+        raise EngineError("the run failed")
+    assert any(LAST_WORDS in log.read_text() for log in logs.iterdir())
 
 
 @pytest.fixture
@@ -99,3 +107,7 @@ def test_resources_that_the_cluster_lacks_are_refused_in_time_with_what_it_has(p
         ResourcePool([{"CPU": 64}], 1.0)
     message = str(caught.value)
     assert "did not grant 64 CPU, 0 GPU within 1 s; it has 5 CPU" in message and "rollout.num_replicas" in message
+
+
+def test_a_stop_signal_still_reaches_our_own_handler_on_a_cluster(pool: ResourcePool) -> None:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

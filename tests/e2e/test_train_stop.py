@@ -1,4 +1,5 @@
-"""Ctrl-C on the real stack, as a person types it: the whole foreground process group gets the signal."""
+"""Stopping the real stack: Ctrl-C as a person types it, for the whole foreground process group; SIGTERM as a batch system
+sends it, to the command alone."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,7 +19,16 @@ from tests.e2e.runs import CALC, one_rank, read_metrics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_ctrl_c_ends_everything_and_leaves_the_run_folder_whole(tmp_path: Path) -> None:
+def _ctrl_c(pid: int) -> None:
+    os.killpg(pid, signal.SIGINT)
+
+
+def _terminate(pid: int) -> None:
+    os.kill(pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("stop", [_ctrl_c, _terminate])
+def test_a_stopped_run_ends_everything_and_leaves_its_folder_whole(tmp_path: Path, stop: Callable[[int], None]) -> None:
     command = [sys.executable, "-m", "hybridrl.cli.main", "train", str(CALC), f"runs_dir={tmp_path}", "name=stopped"]
     with subprocess.Popen(
         [*command, *one_rank()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -28,7 +39,7 @@ def test_ctrl_c_ends_everything_and_leaves_the_run_folder_whole(tmp_path: Path) 
             assert run.poll() is None and time.monotonic() < deadline, run.stdout and run.stdout.read()
             time.sleep(0.1)
         family = psutil.Process(run.pid).children(recursive=True)
-        os.killpg(run.pid, signal.SIGINT)
+        stop(run.pid)
         output, _ = run.communicate(timeout=60)
     assert run.returncode == 130
     assert output.strip().splitlines()[-1] == f"interrupted; report: {folder / 'report.html'}"
