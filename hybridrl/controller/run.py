@@ -43,7 +43,7 @@ def train(config: ExperimentConfig) -> int:
     def run(recorder: RunRecorder) -> str:
         with (
             contextlib.closing(make_scorer(config.reward, config.data.task)) as scorer,
-            start_roles(config) as roles,
+            start_roles(config, recorder.run_dir) as roles,
         ):
             trainer = Trainer(
                 config.trainer,
@@ -79,7 +79,7 @@ def sft(config: ExperimentConfig) -> int:
 
     def run(recorder: RunRecorder) -> str:
         num_steps = config.sft.num_steps
-        with start_actor(config, num_steps) as actor:
+        with start_actor(config, num_steps, recorder.run_dir) as actor:
             train_supervised(
                 actor, demonstrations, recorder, num_steps=num_steps, samples_per_step=config.sft.samples_per_step
             )

@@ -23,6 +23,8 @@ from hybridrl.roles.resources import Cluster, ResourcePool
 from hybridrl.roles.rollout_group import RolloutReplicas
 from hybridrl.roles.rollout_replica import RolloutLaunch
 
+_LOGS_FOLDER = "logs"
+
 
 @dataclass(frozen=True, slots=True)
 class Roles:
@@ -34,8 +36,11 @@ class Roles:
 
 
 @contextmanager
-def start_roles(config: ExperimentConfig) -> Iterator[Roles]:
+def start_roles(config: ExperimentConfig, run_dir: Path) -> Iterator[Roles]:
     """Start training ranks and replicas at the same time and connect them; end them all with the context.
+
+    Args:
+        run_dir: Gets the logs of worker processes after an error.
 
     Raises:
         EngineError: A rank did not start; names role, rank and phase.
@@ -44,7 +49,7 @@ def start_roles(config: ExperimentConfig) -> Iterator[Roles]:
     placed = place_roles(
         config.platform, config.placement, sizes.world_size, config.rollout.num_replicas, config.rollout.tp_size
     )
-    with Cluster(config.ray_address, placed.num_cpus) as cluster:
+    with Cluster(config.ray_address, placed.num_cpus, run_dir / _LOGS_FOLDER) as cluster:
         pools = [cluster.pool(bundles, config.trainer.startup_timeout_s) for bundles in placed.pools]
         rollout = _rollout(config, placed, pools)
         num_updates = config.trainer.num_steps * config.algorithm.mini_batches_per_step
@@ -59,18 +64,19 @@ def start_roles(config: ExperimentConfig) -> Iterator[Roles]:
 
 
 @contextmanager
-def start_actor(config: ExperimentConfig, num_updates: int) -> Iterator[MegatronGroup]:
+def start_actor(config: ExperimentConfig, num_updates: int, run_dir: Path) -> Iterator[MegatronGroup]:
     """Start the training role alone; end it with the context.
 
     Args:
         num_updates: Optimizer steps of the whole run.
+        run_dir: As in :func:`start_roles`.
 
     Raises:
         EngineError: A rank did not start; names role, rank and phase.
     """
     sizes = parallel_sizes(config.actor.parallel)
     placed = place_roles(config.platform, config.placement, sizes.world_size, 0, 1)
-    with Cluster(config.ray_address, placed.num_cpus) as cluster:
+    with Cluster(config.ray_address, placed.num_cpus, run_dir / _LOGS_FOLDER) as cluster:
         pools = [cluster.pool(bundles, config.trainer.startup_timeout_s) for bundles in placed.pools if bundles]
         actor = _actor(config, sizes, placed, pools, num_updates)
         try:

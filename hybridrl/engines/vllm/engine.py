@@ -285,7 +285,9 @@ class RolloutEngine:
         try:
             replies = await self._llm.collective_rpc(method, args=(encode(request),))
         except EngineDeadError as e:
-            raise EngineError(f"rollout engine: {what} found vLLM's engine process dead; its own log says why") from e
+            raise EngineError(
+                f"rollout engine: {what} found vLLM's engine process dead ({e}); its last words are in this replica's log"
+            ) from e
         return values_of(replies, what)
 
 

@@ -18,11 +18,19 @@ from hybridrl.errors import EngineError
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Result of one call on one worker: a value, or what went wrong."""
+    """Result of one call on one worker: a value, or what went wrong.
+
+    Attributes:
+        error: Type and text of the exception; None when there was none.
+        trace: Its traceback.
+        failed_at_s: When it was caught, on the clock that all processes of a host share; tells cause from consequence.
+    """
 
     rank: int
     value: Any = None
     error: str | None = None
+    trace: str = ""
+    failed_at_s: float = 0.0
 
 
 def encode(value: object) -> bytes:
@@ -39,12 +47,14 @@ def values_of(replies: list[bytes], what: str) -> list[Any]:
     """Return the value of each worker's reply, in rank order.
 
     Raises:
-        EngineError: Some workers failed; names each with its error.
+        EngineError: Some workers failed; names each with its error, and ends with the traceback of the first to fail.
     """
     decoded: list[Reply] = sorted((decode(reply) for reply in replies), key=lambda reply: reply.rank)
-    failures = [f"worker {reply.rank}: {reply.error}" for reply in decoded if reply.error is not None]
-    if failures:
+    failed = sorted((reply for reply in decoded if reply.error is not None), key=lambda reply: reply.failed_at_s)
+    if failed:
+        named = "; ".join(f"worker {reply.rank}: {reply.error}" for reply in failed)
         raise EngineError(
-            f"rollout engine: {what} failed on {len(failures)} of {len(decoded)} workers; " + "; ".join(failures)
+            f"rollout engine: {what} failed on {len(failed)} of {len(decoded)} workers; {named}\n"
+            f"worker {failed[0].rank}, the first to fail:\n{failed[0].trace}".rstrip()
         )
     return [reply.value for reply in decoded]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,7 +57,7 @@ def _answered(method: Callable[[Any, Any], object]) -> Callable[[Any, bytes], by
             return encode(Reply(self.rank, method(self, decode(payload))))
         except Exception as e:  # noqa: BLE001 - a process boundary: the error goes to the caller as a reply
             _log.exception("rollout worker %d: %s failed", self.rank, method.__name__)
-            return encode(Reply(self.rank, error=f"{type(e).__name__}: {e}"))
+            return encode(Reply(self.rank, None, f"{type(e).__name__}: {e}", traceback.format_exc(), time.monotonic()))
 
     return call
 

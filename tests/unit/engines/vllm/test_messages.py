@@ -12,7 +12,13 @@ def test_values_come_in_rank_order() -> None:
     assert values_of([encode(Reply(1, "b")), encode(Reply(0, "a"))], "shard_map") == ["a", "b"]
 
 
-def test_failures_name_every_worker() -> None:
-    replies = [encode(Reply(0, "a")), encode(Reply(1, error="ReshardError: peer is gone"))]
-    with pytest.raises(EngineError, match="receive failed on 1 of 2 workers; worker 1: ReshardError: peer is gone"):
-        values_of(replies, "receive")
+def test_failures_name_every_worker_and_end_with_the_traceback_of_the_first_to_fail() -> None:
+    cause = Reply(1, None, "KeyError: 'w'", "Traceback of worker 1\nKeyError: 'w'\n", failed_at_s=1.0)
+    victim = Reply(0, None, "ReshardError: peer is gone", "Traceback of worker 0", failed_at_s=2.0)
+    with pytest.raises(EngineError) as caught:
+        values_of([encode(victim), encode(cause), encode(Reply(2, "a"))], "receive")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == (
+        "rollout engine: receive failed on 2 of 3 workers; worker 1: KeyError: 'w'; worker 0: ReshardError: peer is gone"
+    )
+    assert lines[1:] == ["worker 1, the first to fail:", "Traceback of worker 1", "KeyError: 'w'"]

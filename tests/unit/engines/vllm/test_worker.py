@@ -49,6 +49,7 @@ def test_a_plan_for_others_is_refused():
 def test_connecting_needs_the_layout():
     reply: Reply = decode(worker().hybridrl_connect(encode(ConnectRequest(MEET, plan_to()))))
     assert reply.error == "EngineError: connect before the layout was learned; ask for the shard map first"
+    assert "in hybridrl_connect" in reply.trace and reply.failed_at_s > 0
 
 
 def test_receiving_needs_a_connection():
