@@ -59,7 +59,7 @@ def train(config: ExperimentConfig) -> int:
             result = trainer.run()
             if config.trainer.save_hf_at_end:
                 recorder.status("writing the trained policy")
-                wait_for(roles.actor.save_checkpoint(recorder.run_dir / _HF_FOLDER))
+                wait_for(roles.actor.save_checkpoint((recorder.run_dir / _HF_FOLDER).absolute()))
         return _summary(result)
 
     return _recorded(config, config.trainer.num_steps, _what_starts(config), run)
@@ -84,7 +84,7 @@ def sft(config: ExperimentConfig) -> int:
                 actor, demonstrations, recorder, num_steps=num_steps, samples_per_step=config.sft.samples_per_step
             )
             recorder.status("writing the checkpoint")
-            wait_for(actor.save_checkpoint(output))
+            wait_for(actor.save_checkpoint(output.absolute()))
         return f"checkpoint: {output}"
 
     return _recorded(config, config.sft.num_steps, f"starting {_ranks(config)}", run)

@@ -11,10 +11,12 @@ from pathlib import Path
 from hybridrl.algos.policy_loss import PolicyLossConfig
 from hybridrl.config.schema import ExperimentConfig, ModelInit, TransportName, WeightSyncConfig
 from hybridrl.controller.weight_sync import WeightSyncer
+from hybridrl.errors import EngineError
 from hybridrl.layout.parallel import ParallelSizes, parallel_sizes
 from hybridrl.layout.shard import ShardMap
 from hybridrl.reshard.planner import build_plan, lower_bound_bytes
-from hybridrl.reshard.transports import Rendezvous
+from hybridrl.reshard.transports import Rendezvous, remove_leftovers
+from hybridrl.roles.deadline import inner_s
 from hybridrl.roles.future import wait_for, wait_for_both
 from hybridrl.roles.megatron_group import MegatronGroup
 from hybridrl.roles.megatron_worker import MegatronLaunch
@@ -49,7 +51,7 @@ def start_roles(config: ExperimentConfig, run_dir: Path) -> Iterator[Roles]:
     placed = place_roles(
         config.platform, config.placement, sizes.world_size, config.rollout.num_replicas, config.rollout.tp_size
     )
-    with Cluster(config.ray_address, placed.num_cpus, run_dir / _LOGS_FOLDER) as cluster:
+    with sync_session() as session, Cluster(config.ray_address, placed.num_cpus, run_dir / _LOGS_FOLDER) as cluster:
         pools = [cluster.pool(bundles, config.trainer.startup_timeout_s) for bundles in placed.pools]
         rollout = _rollout(config, placed, pools)
         num_updates = config.trainer.num_steps * config.algorithm.mini_batches_per_step
@@ -57,7 +59,7 @@ def start_roles(config: ExperimentConfig, run_dir: Path) -> Iterator[Roles]:
         try:
             rollout_maps_pending = rollout.start()
             actor_maps, rollout_maps = wait_for_both(actor.start(), rollout_maps_pending)
-            yield Roles(actor, rollout, connect(actor, rollout, actor_maps, rollout_maps, config.weight_sync))
+            yield Roles(actor, rollout, connect(actor, rollout, actor_maps, rollout_maps, config.weight_sync, session))
         finally:
             rollout.close()
             actor.close()
@@ -86,14 +88,28 @@ def start_actor(config: ExperimentConfig, num_updates: int, run_dir: Path) -> It
             actor.close()
 
 
+@contextmanager
+def sync_session() -> Iterator[str]:
+    """Name one connection; afterwards, remove what ranks that died while they connected left on this host."""
+    session = uuid.uuid4().hex[:12]
+    try:
+        yield session
+    finally:
+        remove_leftovers(session)
+
+
 def connect(
     actor: MegatronGroup,
     rollout: RolloutReplicas,
     actor_maps: Sequence[ShardMap],
     rollout_maps: Sequence[ShardMap],
     config: WeightSyncConfig,
+    session: str,
 ) -> WeightSyncer:
     """Plan the weight sync and connect both roles to the plan.
+
+    Args:
+        session: From :func:`sync_session`.
 
     Raises:
         ReshardError: No plan exists; names the parameter and the range.
@@ -102,7 +118,7 @@ def connect(
     plan = build_plan(actor_maps, rollout_maps, chunk_bytes=config.chunk_mib << 20)
     host, port = actor.rendezvous()
     kind = _transport([*actor_maps, *rollout_maps], config.transport)
-    rendezvous = Rendezvous(kind.value, uuid.uuid4().hex[:12], host, port, config.timeout_s)
+    rendezvous = Rendezvous(kind.value, session, host, port, inner_s(config.timeout_s))
     wait_for_both(
         actor.connect_sync(rendezvous, plan, verify=config.verify, timeout_s=config.timeout_s),
         rollout.connect_sync(rendezvous, plan, timeout_s=config.timeout_s),
@@ -111,13 +127,24 @@ def connect(
 
 
 def _transport(maps: Sequence[ShardMap], wanted: TransportName) -> TransportName:
+    nodes = {shard_map.place.node for shard_map in maps}
+    if wanted is TransportName.SHM and len(nodes) > 1:
+        raise EngineError(
+            f"weight_sync.transport: shm, but actor and rollout run on {len(nodes)} nodes, which share no memory; use auto or "
+            "gloo, or ask for no more than one node has"
+        )
     if wanted is not TransportName.AUTO:
         return wanted
-    return TransportName.SHM if len({shard_map.place.node for shard_map in maps}) == 1 else TransportName.GLOO
+    return TransportName.SHM if len(nodes) == 1 else TransportName.GLOO
+
+
+def _model_folder(config: ExperimentConfig) -> Path:
+    """Return the model's folder as every process can find it, whatever its working directory."""
+    return Path(config.model.path).absolute()
 
 
 def _rollout(config: ExperimentConfig, placed: RolePlacement, pools: Sequence[ResourcePool]) -> RolloutReplicas:
-    launch = RolloutLaunch(Path(config.model.path), config.rollout, config.platform, config.data.task, config.seed)
+    launch = RolloutLaunch(_model_folder(config), config.rollout, config.platform, config.data.task, config.seed)
     return RolloutReplicas(pools[placed.rollout[0].pool], placed.rollout, launch, timeouts=config.trainer)
 
 
@@ -130,7 +157,7 @@ def _actor(
 ) -> MegatronGroup:
     algorithm = config.algorithm
     launch = MegatronLaunch(
-        folder=Path(config.model.path),
+        folder=_model_folder(config),
         is_pretrained=config.model.init is ModelInit.PRETRAINED,
         actor=config.actor,
         precision=config.model.precision,
@@ -138,7 +165,7 @@ def _actor(
         seed=config.seed,
         has_reference=algorithm.kl_coef > 0,
         num_optimizer_steps=num_updates,
-        timeout_s=config.trainer.train_timeout_s,
+        timeout_s=inner_s(config.trainer.train_timeout_s),
     )
     loss = PolicyLossConfig(algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef, algorithm.entropy_coef)
     return MegatronGroup(

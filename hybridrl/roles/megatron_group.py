@@ -11,6 +11,7 @@ from hybridrl.config.schema import TrainerConfig
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
 from hybridrl.layout.parallel import ParallelSizes
 from hybridrl.layout.shard import ShardMap
+from hybridrl.roles.deadline import inner_s
 from hybridrl.roles.dispatch import Dispatch, broadcast, from_reporting_ranks, join_rows, rows_of_dp_ranks, scatter_dp
 from hybridrl.roles.future import Future, wait_for
 from hybridrl.roles.group import RoleGroup
@@ -108,7 +109,7 @@ class MegatronGroup:
     def send_weights(self, version: int, timeout_s: float) -> Future[list[TransferReport]]:
         """Send all weights as `version`; the answer is one report per rank."""
         return self._group.call(
-            "send_weights", broadcast(version, timeout_s), list, phase="weight_sync", timeout_s=timeout_s
+            "send_weights", broadcast(version, inner_s(timeout_s)), list, phase="weight_sync", timeout_s=timeout_s
         )
 
     def save_checkpoint(self, folder: Path) -> Future[None]:

@@ -10,6 +10,7 @@ from hybridrl.data.generation import SamplingSpec
 from hybridrl.data.sample import Prompt, Sample
 from hybridrl.errors import EngineError
 from hybridrl.layout.shard import ShardMap
+from hybridrl.roles.deadline import inner_s
 from hybridrl.roles.dispatch import broadcast, per_rank
 from hybridrl.roles.future import Future, wait_for
 from hybridrl.roles.group import RoleGroup
@@ -67,7 +68,7 @@ class RolloutReplicas:
 
     def pause(self, timeout_s: float) -> Future[None]:
         """Let running completions finish and hold new ones."""
-        return self._call("pause", timeout_s, timeout_s=timeout_s)
+        return self._call("pause", inner_s(timeout_s), timeout_s=timeout_s)
 
     def resume(self, timeout_s: float) -> Future[None]:
         """Go on with the committed weights."""
@@ -81,7 +82,7 @@ class RolloutReplicas:
         """Receive all weights as `version`; the answer is one report per worker, numbered through the replicas."""
         return self._group.call(
             "receive_weights",
-            broadcast(version, verify, timeout_s),
+            broadcast(version, verify, inner_s(timeout_s)),
             _concatenate,
             phase="weight_sync",
             timeout_s=timeout_s,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -17,6 +18,9 @@ from hybridrl.layout.shard import Place
 from hybridrl.reshard.plan import Plan
 
 Fill = Callable[[torch.Tensor], None]
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where the files of the shm transport lie, named ``hybridrl-<session>-<source>-<destination>``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,12 @@ def open_transport(
     if rendezvous.kind == "gloo":
         return gloo.GlooTransport(rendezvous, plan, source=source, destination=destination)
     raise ReshardError(f"transport {rendezvous.kind!r} is unknown; expected shm or gloo")
+
+
+def remove_leftovers(session: str) -> None:
+    """Remove from this host what ranks of `session` left that died while they connected; call it when they are gone."""
+    for path in SHARED_MEMORY.glob(f"hybridrl-{session}-*"):
+        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,8 @@ from hybridrl.errors import ReshardError
 from hybridrl.layout.shard import Place
 from hybridrl.reshard import ops
 from hybridrl.reshard.plan import Plan
-from hybridrl.reshard.transports import Fill, Label, Rendezvous, check_label, find_peers
+from hybridrl.reshard.transports import SHARED_MEMORY, Fill, Label, Rendezvous, check_label, find_peers
 
-_FOLDER = Path("/dev/shm")
 _NUM_SLOTS = 2
 _HEADER_BYTES = 4096
 _WRITTEN, _CONSUMED, _OPENED, _CLOSED, _LABELS = 0, 8, 16, 24, 32
@@ -77,7 +76,7 @@ class ShmTransport:
         deadline = time.monotonic() + rendezvous.timeout_s
         for peer, max_bytes in found.max_bytes.items():
             pair = (source, peer) if source is not None else (peer, destination)
-            path = _FOLDER / f"hybridrl-{rendezvous.session}-{pair[0]}-{pair[1]}"
+            path = SHARED_MEMORY / f"hybridrl-{rendezvous.session}-{pair[0]}-{pair[1]}"
             slot_bytes = -(-max_bytes // _HEADER_BYTES) * _HEADER_BYTES
             channel = self._create(path, slot_bytes) if self._is_source else self._attach(path, slot_bytes, deadline)
             self._peers[peer] = _Peer(found.places[peer], channel, [])
@@ -149,7 +148,7 @@ class ShmTransport:
         except OSError as e:
             building.unlink()
             raise ReshardError(
-                f"{self._me}: no {size} bytes of shared memory in {_FOLDER} ({e.strerror}); "
+                f"{self._me}: no {size} bytes of shared memory in {SHARED_MEMORY} ({e.strerror}); "
                 "enlarge it (docker --shm-size) or lower weight_sync.chunk_mib"
             ) from e
         finally:
