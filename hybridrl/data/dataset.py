@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from hybridrl.data.prompts import Columns, read_prompts
 from hybridrl.data.sample import Prompt
 from hybridrl.data.stream import Shuffle, Stream, StreamState
 from hybridrl.data.tasks import generated_task
-from hybridrl.data.tasks.task import GeneratedTask, Question, draw_question
+from hybridrl.data.tasks.task import GeneratedTask, Question, draw_question, max_held_out
 from hybridrl.data.tokenizer import Tokenizer
 from hybridrl.errors import DataError
 
@@ -48,7 +49,7 @@ def open_dataset(config: DataConfig, tokenizer: Tokenizer, seed: int, state: Str
     task = generated_task(config.task)
     if task is not None:
         source = TaskPrompts(task, tokenizer, config.max_prompt_tokens, seed)
-        return Dataset(Stream(source, state), task_eval_prompts(source, config.num_eval_prompts))
+        return Dataset(Stream(source, state), source.evaluation(config.num_eval_prompts))
     assert config.train_path is not None, config
     evaluation = _read(config, config.eval_path, tokenizer)[: config.num_eval_prompts] if config.eval_path else ()
     train = FilePrompts(_read(config, config.train_path, tokenizer), seed)
@@ -93,13 +94,29 @@ class TaskPrompts:
     def at(self, position: int) -> Prompt:
         """Return the prompt at a position."""
         question = draw_question(self._task, task_rng(self._task, self._seed, position), is_held_out=False)
-        return self.prompt(question, f"{self._task.name}-{position}")
+        return self._prompt(question, f"{self._task.name}-{position}")
 
-    def held_out(self, position: int) -> Question:
-        """Return the held-out question at a position of an order that the run's seed does not change."""
-        return draw_question(self._task, task_rng(self._task, _EVAL_SEED, position), is_held_out=True)
+    def evaluation(self, count: int) -> tuple[Prompt, ...]:
+        """Return `count` different held-out prompts, which the run's seed does not change.
 
-    def prompt(self, question: Question, prompt_id: str) -> Prompt:
+        Raises:
+            DataError: When the task does not hold out that many.
+        """
+        limit = max_held_out(self._task)
+        if count > limit:
+            raise DataError(
+                f"task {self._task.name}: got data.num_eval_prompts {count}, expected at most {limit}, half of the questions "
+                "that it holds out; lower it"
+            )
+        found: dict[str, Question] = {}
+        for position in itertools.count():
+            if len(found) == count:
+                break
+            question = draw_question(self._task, task_rng(self._task, _EVAL_SEED, position), is_held_out=True)
+            found.setdefault(question.text, question)
+        return tuple(self._prompt(question, f"eval/{index}") for index, question in enumerate(found.values()))
+
+    def _prompt(self, question: Question, prompt_id: str) -> Prompt:
         """Tokenise a question.
 
         Raises:
@@ -115,14 +132,3 @@ class TaskPrompts:
 def task_rng(task: GeneratedTask, seed: int, position: int) -> np.random.Generator:
     """Return the random numbers of one position of a task."""
     return np.random.default_rng([seed, zlib.crc32(task.name.encode()), position])
-
-
-def task_eval_prompts(prompts: TaskPrompts, count: int) -> tuple[Prompt, ...]:
-    """Return `count` different held-out prompts."""
-    found: dict[str, Question] = {}
-    position = 0
-    while len(found) < count:
-        question = prompts.held_out(position)
-        found.setdefault(question.text, question)
-        position += 1
-    return tuple(prompts.prompt(question, f"eval/{index}") for index, question in enumerate(found.values()))

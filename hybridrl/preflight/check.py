@@ -1,6 +1,6 @@
 """Everything that can be known to be wrong before anything starts, found in one go.
 
-    YAML and overrides -> Draft (faults of single keys) -> model, batches, inputs, modes -> ConfigError with all of them
+    YAML and overrides -> Draft (faults of single keys) -> platform, model, batches, sampling, inputs, optimizer, modes -> ConfigError with all of them
 
 Nothing here imports an engine: a faulty configuration is refused in well under a second.
 """
@@ -22,8 +22,10 @@ from hybridrl.preflight.command import Command
 from hybridrl.preflight.inputs import check_inputs
 from hybridrl.preflight.model import check_model
 from hybridrl.preflight.modes import check_modes
+from hybridrl.preflight.optimizer import check_optimizer
 from hybridrl.preflight.platform import check_platform
 from hybridrl.preflight.report import Report
+from hybridrl.preflight.sampling import check_sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,9 @@ def check_draft(draft: Draft, command: Command) -> Checked:
     batch = check_batch(report, config, command)
     if command is Command.TRAIN:
         check_tokens(report, config)
+        check_sampling(report, config)
     check_inputs(report, config, command)
+    check_optimizer(report, config, command)
     check_modes(report, config, command)
     problems = [*draft.problems, *report.problems]
     if problems:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hybridrl.config.schema import ExperimentConfig, TaskName
+from hybridrl.data.tasks import generated_task
+from hybridrl.data.tasks.task import max_held_out
 from hybridrl.errors import ConfigError
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
@@ -22,6 +24,8 @@ def check_inputs(report: Report, config: ExperimentConfig, command: Command) -> 
             _check_file(report, "data.eval_path", config.data.eval_path, is_needed=False)
             _check_evaluation(report, config)
             _check_reward(report, config.reward.function)
+    elif command is Command.TRAIN:
+        _check_held_out(report, config)
     if not _is_plain_name(config.name):
         next_step = "use letters, digits, dots, dashes and underscores"
         report.add("name", repr(config.name), "the name of a folder inside runs_dir", next_step)
@@ -46,6 +50,18 @@ def _check_evaluation(report: Report, config: ExperimentConfig) -> None:
         expected = f"{_EXPECTED_FILE}, since trainer.eval_every_steps is {config.trainer.eval_every_steps}"
         next_step = "set it, or set trainer.eval_every_steps to 0"
         report.add("data.eval_path", "nothing", expected, next_step, related=("data.task", "trainer.eval_every_steps"))
+
+
+def _check_held_out(report: Report, config: ExperimentConfig) -> None:
+    task = generated_task(config.data.task)
+    assert task is not None, config.data.task
+    limit = max_held_out(task)
+    if config.data.num_eval_prompts > limit:
+        key, expected = (
+            "data.num_eval_prompts",
+            f"at most {limit}, half of the questions that task {task.name} holds out",
+        )
+        report.add(key, config.data.num_eval_prompts, expected, "lower it", related=("data.task",))
 
 
 def _check_reward(report: Report, reference: str | None) -> None:

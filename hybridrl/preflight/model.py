@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from hybridrl.agents import make_agent_loop
 from hybridrl.config.schema import ExperimentConfig, ModelInit, ParallelConfig
-from hybridrl.data.tokenizer import FastTokenizer, load_tokenizer
-from hybridrl.errors import DataError, LayoutError
+from hybridrl.errors import LayoutError
 from hybridrl.layout.checkpoint import checkpoint_shard_map, read_checkpoint_index
 from hybridrl.layout.families import read_model_spec
 from hybridrl.layout.model import GatedMlp, GqaAttention, ModelSpec, MoeMlp
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report, divisors
+from hybridrl.preflight.tokenizer import check_tokenizer
 
 _PARALLEL = "actor.parallel"
 
@@ -28,7 +27,7 @@ def check_model(report: Report, config: ExperimentConfig, command: Command) -> M
         report.add("model.path", folder, expected, "correct the path")
         return None
     spec = _read_spec(report, folder)
-    tokenizer = _read_tokenizer(report, folder, config)
+    tokenizer = check_tokenizer(report, config, command, folder)
     if spec is not None:
         _check_weights(report, config, command, spec, folder)
         if tokenizer is not None and tokenizer.vocab_size > spec.vocab_size:
@@ -48,16 +47,6 @@ def _read_spec(report: Report, folder: Path) -> ModelSpec | None:
     except LayoutError as e:
         report.add("model.path", folder, "a supported model", str(e))
         return None
-
-
-def _read_tokenizer(report: Report, folder: Path, config: ExperimentConfig) -> FastTokenizer | None:
-    try:
-        tokenizer = load_tokenizer(folder)
-        make_agent_loop(config.data.task, tokenizer)
-    except DataError as e:
-        report.add("model.path", folder, f"a tokenizer for data.task {config.data.task.value}", str(e))
-        return None
-    return tokenizer
 
 
 def _check_weights(report: Report, config: ExperimentConfig, command: Command, spec: ModelSpec, folder: Path) -> None:

@@ -14,10 +14,7 @@ _SFT_READS_OF_TRAINER = ("trainer.train_timeout_s", "trainer.startup_timeout_s")
 def check_modes(report: Report, config: ExperimentConfig, command: Command) -> None:
     """Check combinations of settings."""
     _check_parallel(report, config)
-    optimizer, trainer = config.actor.optimizer, config.trainer
-    if optimizer.schedule is not LrSchedule.CONSTANT and optimizer.min_lr > optimizer.lr:
-        key, expected = "actor.optimizer.min_lr", f"at most actor.optimizer.lr = {optimizer.lr:g}"
-        report.add(key, optimizer.min_lr, expected, "lower it", related=("actor.optimizer",))
+    trainer = config.trainer
     if trainer.stop_at_accuracy is not None and trainer.eval_every_steps == 0:
         key, expected = "trainer.stop_at_accuracy", "null, since trainer.eval_every_steps is 0"
         report.add(key, trainer.stop_at_accuracy, expected, "turn evaluation on", related=("trainer.eval_every_steps",))

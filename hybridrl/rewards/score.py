@@ -17,9 +17,7 @@ from hybridrl.errors import DataError
 from hybridrl.rewards.function import FunctionReference, RewardFunction, find_function
 from hybridrl.rewards.process import ScoringProcess
 from hybridrl.rewards.result import FailureKind, RewardResult, Score, ScoringFailure, collect_scores
-from hybridrl.rewards.tasks import calc_reward, exact_reward
-
-_TASK_REWARDS: dict[TaskName, RewardFunction] = {TaskName.CALC: calc_reward, TaskName.REVERSE: exact_reward}
+from hybridrl.rewards.tasks import task_reward
 
 
 class Scorer(Protocol):
@@ -45,8 +43,9 @@ def make_scorer(config: RewardConfig, task: TaskName) -> Scorer:
         ConfigError: When the reward function is not there.
         DataError: When its file cannot be loaded.
     """
-    if task in _TASK_REWARDS:
-        return BuiltInScorer(_TASK_REWARDS[task])
+    built_in = task_reward(task)
+    if built_in is not None:
+        return BuiltInScorer(built_in)
     assert config.function is not None, config
     return FunctionScorer(find_function(config.function), config)
 

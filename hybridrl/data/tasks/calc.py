@@ -25,6 +25,7 @@ class CalcTask:
     """See the module."""
 
     name = "calc"
+    num_questions = 90**3 * 2**2
 
     def draw(self, rng: np.random.Generator) -> Question:
         """Return ``x+y-z=?`` with x, y, z in 10..99 and any two operators."""

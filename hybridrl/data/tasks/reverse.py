@@ -19,6 +19,7 @@ class ReverseTask:
     """See the module."""
 
     name = "reverse"
+    num_questions = len(string.ascii_lowercase) ** NUM_LETTERS
 
     def draw(self, rng: np.random.Generator) -> Question:
         """Return eight random letters to reverse."""

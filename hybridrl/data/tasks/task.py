@@ -1,4 +1,4 @@
-"""What a generated task is: questions without end, a held-out share, and correct demonstrations."""
+"""What a generated task is: questions drawn at random, a held-out share, and correct demonstrations."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ class GeneratedTask(Protocol):
         """Short name, as in the configuration."""
         ...
 
+    @property
+    def num_questions(self) -> int:
+        """Different questions, held out or not."""
+        ...
+
     def draw(self, rng: np.random.Generator) -> Question:
         """Return a random question, held out or not."""
         ...
@@ -59,3 +64,8 @@ def draw_question(task: GeneratedTask, rng: np.random.Generator, *, is_held_out:
         question = task.draw(rng)
         if question.is_held_out == is_held_out:
             return question
+
+
+def max_held_out(task: GeneratedTask) -> int:
+    """Return how many different held-out questions may be asked for: half of them, so that random draws find them soon."""
+    return task.num_questions // HELD_OUT_SHARE // 2

@@ -47,6 +47,13 @@ def test_a_task_prompt_over_the_limit_is_an_error() -> None:
         open_dataset(DataConfig(task=TaskName.CALC, max_prompt_tokens=5), demo_tokenizer(), seed=1)
 
 
+def test_more_evaluation_prompts_than_a_task_holds_out_are_an_error() -> None:
+    with pytest.raises(
+        DataError, match=r"task calc: got data.num_eval_prompts 145801, expected at most 145800, half of the questions"
+    ):
+        open_dataset(DataConfig(task=TaskName.CALC, num_eval_prompts=145_801), demo_tokenizer(), seed=1)
+
+
 def file_config(folder: Path) -> DataConfig:
     for name, texts in (("train", "abc"), ("eval", "xyz")):
         rows = [json.dumps({"prompt": text, "answer": text}) + "\n" for text in texts]

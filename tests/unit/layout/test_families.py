@@ -31,7 +31,9 @@ def test_unsupported_variant_is_refused():
 
 def test_legacy_rope_scaling_is_refused():
     scaling = {"type": "yarn", "factor": 4.0}
-    with pytest.raises(LayoutError, match=r"config.json: rope_scaling is \{'type': 'yarn', .*\}, but it is not supported"):
+    with pytest.raises(
+        LayoutError, match=r"config.json: rope_scaling is \{'type': 'yarn', .*\}, but it is not supported"
+    ):
         model_spec(QWEN3_DENSE | {"rope_scaling": scaling})
     assert model_spec(QWEN3_DENSE | {"rope_scaling": None}).family == "qwen3"
 

@@ -134,6 +134,34 @@ COMMAND_LINE_FAULTS: list[tuple[tuple[str, ...], str]] = [
         "trainer.stop_at_accuracy: got 0.9, expected null, since trainer.eval_every_steps is 0; turn evaluation on",
     ),
     (
+        (
+            "actor.optimizer.schedule=cosine",
+            "actor.optimizer.warmup_steps=6",
+            "trainer.num_steps=3",
+            "algorithm.mini_batches_per_step=2",
+        ),
+        "actor.optimizer.warmup_steps: got 6, expected less than the run's 6 optimizer step(s) (trainer.num_steps x "
+        "algorithm.mini_batches_per_step), since schedule is cosine; lower it or set actor.optimizer.schedule to constant",
+    ),
+    (
+        ("rollout.top_p=0.9", "trainer.max_logprob_gap=0.5"),
+        "rollout.top_p: got 0.9, expected 1, since trainer.max_logprob_gap is set: the sampler's log-probs are those of "
+        "the nucleus, the trainer's are not; set it to 1 or trainer.max_logprob_gap to null",
+    ),
+    (
+        ("model.precision=float32", "trainer.max_logprob_gap=0.01"),
+        "trainer.max_logprob_gap: got 0.01, expected at least 0.05, since model.precision float32 and rollout.precision "
+        "bfloat16 differ; raise it or use one precision",
+    ),
+    (
+        ("seed=4294967295", "rollout.num_replicas=2"),
+        "seed: got 4294967295, expected at most 4294967294: replica i of 2 has seed + i; lower it",
+    ),
+    (
+        ("data.num_eval_prompts=145801",),
+        "data.num_eval_prompts: got 145801, expected at most 145800, half of the questions that task calc holds out; lower",
+    ),
+    (
         ("model.init=random",),
         "model.init: got random, expected pretrained for hybridrl train; train a checkpoint with hybridrl sft first",
     ),
@@ -156,6 +184,22 @@ def test_an_illegal_combination_is_explained(tmp_path: Path, overrides: tuple[st
     found = problems(write_experiment(tmp_path), *overrides)
     assert any(problem.startswith(f"command line: {message}") for problem in found), found
     assert {problem.split(": ")[1] for problem in found} <= {override.partition("=")[0] for override in overrides}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("actor.optimizer.schedule=cosine", "actor.optimizer.warmup_steps=5", "trainer.num_steps=6"),
+        ("actor.optimizer.warmup_steps=7", "trainer.num_steps=6"),
+        ("rollout.top_p=0.9",),
+        ("model.precision=float32", "trainer.max_logprob_gap=0.05"),
+        ("trainer.max_logprob_gap=0.01",),
+        ("seed=4294967294", "rollout.num_replicas=2"),
+        ("data.num_eval_prompts=145800",),
+    ],
+)
+def test_values_at_a_limit_pass(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    assert checked(write_experiment(tmp_path), *overrides).command is Command.TRAIN
 
 
 def test_training_on_gpus_is_refused_since_weight_sync_cannot_read_device_memory(tmp_path: Path) -> None:
@@ -221,6 +265,12 @@ def _tokenizer_without_calls(folder: Path) -> None:
     path.write_text(path.read_text().replace("<calc>", "<tool>"))
 
 
+def _tokenizer_with_another_eos(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        path = folder / "weights" / name
+        path.write_text(path.read_text().replace("<eos>", "<end>"))
+
+
 def _no_weights(folder: Path) -> None:
     (folder / "weights" / "model.safetensors").unlink()
 
@@ -250,6 +300,10 @@ def _small_vocabulary(folder: Path) -> None:
         (_no_tokenizer, "weights/tokenizer.json: no such file; expected a Hugging Face fast tokenizer"),
         (_tokenizer_without_calls, "expected a tokenizer for data.task calc; "),
         (_tokenizer_without_calls, "the vocabulary has no token '<calc>'"),
+        (
+            _tokenizer_with_another_eos,
+            "<end>' in its tokens, which earns no reward; use the demo tokenizer, or prompts of your own (data.task: file)",
+        ),
         (_no_weights, "weights: no *.safetensors files; expected a Hugging Face checkpoint folder"),
         (_truncated_weights, "model.safetensors: truncated, tensor"),
         (_weights_of_another_model, "model.layers.2.input_layernorm.weight: missing; "),
@@ -321,6 +375,10 @@ def test_no_evaluation_file_is_needed_without_evaluation(tmp_path: Path) -> None
             "actor.parallel.dp_size: got 3, expected a divisor of 128 samples per optimizer",
         ),
         (("trainer.train_timeout_s=7",), None),
+        (
+            ("actor.optimizer.warmup_steps=120", "actor.optimizer.schedule=linear"),
+            "actor.optimizer.warmup_steps: got 120, expected less than the run's 120 optimizer step(s) (sft.num_steps)",
+        ),
     ],
 )
 def test_sft_has_checks_of_its_own(tmp_path: Path, overrides: tuple[str, ...], message: str | None) -> None:
