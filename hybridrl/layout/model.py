@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hybridrl.layout.attention import GqaAttention, MlaAttention
 from hybridrl.layout.mlp import GatedMlp, MoeMlp
@@ -111,14 +112,21 @@ class ModelSpec:
 
     def tensors(self) -> dict[str, CanonicalTensor]:
         """Return every tensor of the checkpoint by name, in model order."""
-        return {tensor.name: tensor for tensor in self._tensors()}
+        return dict(_index_tensors(self))
 
-    def _tensors(self) -> Iterator[CanonicalTensor]:
-        yield CanonicalTensor(self.embedding, (self.vocab_size, self.hidden_size))
-        for layer in self.layers:
-            yield from layer.tensors()
-        yield CanonicalTensor(self.final_norm, (self.hidden_size,))
-        if not self.is_tied:
-            yield CanonicalTensor(self.output, (self.vocab_size, self.hidden_size))
-        for mtp in self.mtp_layers:
-            yield from mtp.tensors()
+
+@lru_cache(maxsize=4)
+def _index_tensors(spec: ModelSpec) -> dict[str, CanonicalTensor]:
+    """Index a model's tensors; kept, since planning asks once per rank and a large mixture has tens of thousands."""
+    return {tensor.name: tensor for tensor in _model_tensors(spec)}
+
+
+def _model_tensors(spec: ModelSpec) -> Iterator[CanonicalTensor]:
+    yield CanonicalTensor(spec.embedding, (spec.vocab_size, spec.hidden_size))
+    for layer in spec.layers:
+        yield from layer.tensors()
+    yield CanonicalTensor(spec.final_norm, (spec.hidden_size,))
+    if not spec.is_tied:
+        yield CanonicalTensor(spec.output, (spec.vocab_size, spec.hidden_size))
+    for mtp in spec.mtp_layers:
+        yield from mtp.tensors()
