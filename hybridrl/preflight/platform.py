@@ -22,5 +22,7 @@ def _refuse_training_on_gpus(report: Report) -> None:
 
 def _check_devices_are_not_shared(report: Report, config: ExperimentConfig) -> None:
     if config.placement is Placement.COLOCATED:
-        expected = "split, since platform is cuda: weights do not move between two processes on one device (no CUDA IPC)"
+        expected = (
+            "split, since platform is cuda: weights do not move between two processes on one device (no CUDA IPC)"
+        )
         report.add("placement", "colocated", expected, "set it to split", related=("platform",))

@@ -108,11 +108,16 @@ def _layer(index: int, attention: AttentionOf, mlp: MlpOf) -> DecoderLayer:
 
 def _rope(fields: HfFields, is_scaling_allowed: bool) -> tuple[float, RopeScaling | None]:
     """Read the rotary embedding from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling``."""
-    rope = fields.section("rope_parameters") or fields.section("rope_scaling") or fields
+    sections = [found for name in ("rope_parameters", "rope_scaling") if (found := fields.section(name))]
+    rope = next((section for section in sections if _rope_kind(section) != "default"), (*sections, fields)[0])
     theta = (rope if rope.has("rope_theta") else fields).number("rope_theta")
-    kind = rope.string(rope.present("rope_type", "type"), "default")
+    kind = _rope_kind(rope)
     if kind == "default":
         return theta, None
     if not is_scaling_allowed:
         fields.require("rope_type", kind, "default")
     return theta, RopeScaling(kind, rope.numbers(without={"rope_theta"}))
+
+
+def _rope_kind(fields: HfFields) -> str:
+    return fields.string(fields.present("rope_type", "type"), "default")

@@ -81,16 +81,6 @@ class HfFields:
             raise self._wrong(name, value, "an object")
         return HfFields(value, f"{self._where}: {name}")
 
-    def require_absent(self, name: str) -> None:
-        """Raise when a field that is not supported holds anything but null or an empty list or object.
-
-        Raises:
-            LayoutError: Naming file, field and value.
-        """
-        value = self._config.get(name)
-        if value not in (None, [], {}):
-            raise LayoutError(f"{self._where}: {name} is {value!r}, but it is not supported for this family")
-
     def present(self, *names: str) -> str:
         """Return the first of several names of one field that the file has, or the first of all."""
         return next((name for name in names if self.has(name)), names[0])
