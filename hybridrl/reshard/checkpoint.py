@@ -119,7 +119,7 @@ def _assign_files(spec: ModelSpec, dtype: DType) -> dict[str, list[LocalTensor]]
     groups: list[list[LocalTensor]] = [[]]
     size = 0
     for name, canonical in spec.tensors().items():
-        tensor = LocalTensor(name, canonical.shape, dtype)
+        tensor = LocalTensor(name, canonical.file_shape, canonical.dtype or dtype)
         if groups[-1] and size + _num_bytes(tensor) > _MAX_FILE_BYTES:
             groups.append([])
             size = 0

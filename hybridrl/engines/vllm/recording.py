@@ -88,7 +88,7 @@ class RecordingTensor(torch.Tensor):
     @classmethod
     def of(cls, canonical: CanonicalTensor, dtype: torch.dtype, log: WriteLog) -> RecordingTensor:
         """Stand for a whole canonical tensor."""
-        return cls(canonical.name, torch.empty(canonical.shape, dtype=dtype, device="meta"), log)
+        return cls(canonical.name, torch.empty(canonical.file_shape, dtype=dtype, device="meta"), log)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

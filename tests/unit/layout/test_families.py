@@ -6,11 +6,12 @@ import pytest
 
 from hybridrl.errors import LayoutError
 from hybridrl.layout.families import model_spec, read_model_spec
+from hybridrl.layout.model import MoeMlp
 from tests.unit.layout.models import QWEN3_DENSE, QWEN3_MOE
 
 
 def test_unsupported_family_lists_the_supported_ones():
-    with pytest.raises(LayoutError, match=r"model_type 'gpt2' is not supported; supported are qwen3, qwen3_moe"):
+    with pytest.raises(LayoutError, match=r"model_type 'gpt2' is not supported; supported are .*qwen3, qwen3_moe"):
         model_spec({"model_type": "gpt2"})
 
 
@@ -29,19 +30,21 @@ def test_unsupported_variant_is_refused():
         model_spec(QWEN3_DENSE | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}})
 
 
-def test_legacy_rope_scaling_is_refused():
-    scaling = {"type": "yarn", "factor": 4.0}
-    with pytest.raises(
-        LayoutError, match=r"config.json: rope_scaling is \{'type': 'yarn', .*\}, but it is not supported"
-    ):
-        model_spec(QWEN3_DENSE | {"rope_scaling": scaling})
-    assert model_spec(QWEN3_DENSE | {"rope_scaling": None}).family == "qwen3"
+@pytest.mark.parametrize("plain", [{}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1.0}}])
+def test_legacy_rope_scaling_is_refused(plain):
+    scaling = {"rope_scaling": {"type": "yarn", "factor": 4.0}}
+    with pytest.raises(LayoutError, match=r"config.json: rope_type is 'yarn', but only 'default' is supported"):
+        model_spec(QWEN3_DENSE | plain | scaling)
+    assert model_spec(QWEN3_DENSE | plain | {"rope_scaling": None}).rope_scaling is None
+    scaled = model_spec(QWEN3_DENSE | {"model_type": "llama"} | plain | scaling).rope_scaling
+    assert scaled is not None and scaled.kind == "yarn" and ("factor", 4.0) in scaled.parameters
 
 
-def test_dense_layers_inside_a_mixture_are_refused():
-    with pytest.raises(LayoutError, match=r"config.json: mlp_only_layers is \[0\], but it is not supported"):
-        model_spec(QWEN3_MOE | {"mlp_only_layers": [0]})
-    assert model_spec(QWEN3_MOE | {"mlp_only_layers": []}).family == "qwen3_moe"
+def test_dense_layers_inside_a_mixture_are_declared():
+    spec = model_spec(QWEN3_MOE | {"mlp_only_layers": [0]})
+    assert [isinstance(layer.mlp, MoeMlp) for layer in spec.layers] == [False, True]
+    spec = model_spec(QWEN3_MOE | {"num_hidden_layers": 4, "decoder_sparse_step": 2})
+    assert [isinstance(layer.mlp, MoeMlp) for layer in spec.layers] == [False, True, False, True]
 
 
 def test_rope_theta_is_read_from_either_place():

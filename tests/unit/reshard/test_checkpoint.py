@@ -8,9 +8,10 @@ from safetensors.torch import load_file, save_file
 
 from hybridrl.errors import LayoutError, ReshardError
 from hybridrl.layout.box import DType
+from hybridrl.layout.families import model_spec
 from hybridrl.layout.parallel import ParallelSizes
 from hybridrl.reshard.checkpoint import create_checkpoint, finish_checkpoint, load_checkpoint, write_checkpoint
-from tests.unit.layout.models import QWEN3_MOE, random_canonical
+from tests.unit.layout.models import FAMILIES, QWEN3_MOE, random_canonical
 from tests.unit.reshard.test_planner import SPEC, world
 from tests.unit.reshard.world import empty_tensors, filled_tensors
 
@@ -86,3 +87,19 @@ def test_truncated_file_is_named(folder):
     path.unlink()
     with pytest.raises(LayoutError, match=r"no \*.safetensors files"):
         load_checkpoint(folder, SPEC, shard_map, empty_tensors(shard_map))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss"])
+def test_exports_keep_the_shapes_of_files_and_the_types_of_float32_tensors(tmp_path, family):
+    spec = model_spec(FAMILIES[family])
+    source = tmp_path / "hf"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps(FAMILIES[family]))
+    create_checkpoint(tmp_path / "export", spec, DType.BFLOAT16, source)
+    finish_checkpoint(tmp_path / "export")
+    exported = load_file(tmp_path / "export" / "model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in exported.items()} == {
+        name: tensor.file_shape for name, tensor in spec.tensors().items()
+    }
+    kept = {name for name, tensor in exported.items() if tensor.dtype is torch.float32}
+    assert kept == {name for name in exported if name.endswith("e_score_correction_bias")}

@@ -57,6 +57,16 @@ def test_context_parallelism_is_refused():
         config(cp_size=2)
 
 
+def test_what_is_not_built_yet_is_refused_in_words():
+    shared = {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 16}
+    expected = (
+        "qwen2_moe: Megatron training does not support a gate on the shared experts, shared experts yet; "
+        "train a model without"
+    )
+    with pytest.raises(EngineError, match=expected):
+        config(model_spec(HF | shared))
+
+
 def test_layers_of_different_attention_are_refused():
     other = replace(SPEC.layers[1], attention=replace(SPEC.layers[1].attention, num_kv_heads=1))
     with pytest.raises(EngineError, match=r"qwen3_moe: layers differ in their attention .* expected the same in all"):
