@@ -7,6 +7,7 @@ tensor, then the data.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,8 @@ def read_checkpoint_index(folder: Path) -> dict[str, FileTensor]:
     """Return every tensor of every ``*.safetensors`` file of a folder.
 
     Raises:
-        LayoutError: When there is no file, a header is damaged, a file is shorter than its header says, or a name occurs twice.
+        LayoutError: When there is no file, a header is damaged or contradicts itself, a file is shorter than its header says, or
+            a name occurs twice.
     """
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
@@ -63,21 +65,43 @@ def _read_header(path: Path) -> list[FileTensor]:
             header = json.loads(file.read(length))
         except (json.JSONDecodeError, UnicodeDecodeError) as e:
             raise LayoutError(f"{path}: damaged safetensors header ({e}); copy the file again") from e
-    entries = []
-    for name, item in header.items():
-        if name == "__metadata__":
-            continue
-        if item["dtype"] not in _DTYPES:
-            raise LayoutError(f"{path}: tensor {name} has dtype {item['dtype']}, expected one of {', '.join(_DTYPES)}")
-        start, stop = item["data_offsets"]
-        if 8 + length + stop > size:
+    if not isinstance(header, dict):
+        got = type(header).__name__
+        raise LayoutError(f"{path}: damaged safetensors header (got {got}, expected an object); copy the file again")
+    items = {name: item for name, item in header.items() if name != "__metadata__"}
+    return [_file_tensor(path, name, item, 8 + length, size) for name, item in items.items()]
+
+
+def _file_tensor(path: Path, name: str, item: object, data_start: int, file_bytes: int) -> FileTensor:
+    """Return the tensor that an entry of a header describes.
+
+    Args:
+        data_start: Byte of the file at which the header ends.
+    """
+    match item:
+        case {"dtype": str(code), "shape": [*extents], "data_offsets": [int(start), int(stop)]} if all(
+            isinstance(extent, int) and extent >= 0 for extent in extents
+        ):
+            shape = tuple(extents)
+        case _:
+            expected = "an object with dtype, shape and data_offsets"
             raise LayoutError(
-                f"{path}: truncated, tensor {name} ends at byte {8 + length + stop} of {size}; copy the file again"
+                f"{path}: tensor {name} is {item!r} in the header, expected {expected}; copy the file again"
             )
-        entries.append(
-            FileTensor(LocalTensor(name, tuple(item["shape"]), _DTYPES[item["dtype"]]), path, 8 + length + start)
+    if code not in _DTYPES:
+        raise LayoutError(f"{path}: tensor {name} has dtype {code}, expected one of {', '.join(_DTYPES)}")
+    num_bytes = math.prod(shape) * _DTYPES[code].itemsize
+    if start < 0 or stop - start != num_bytes:
+        expected = f"{num_bytes} for shape {shape} of {code}"
+        raise LayoutError(
+            f"{path}: tensor {name} has {stop - start} bytes at data_offsets {start}..{stop}, expected {expected}; "
+            "copy the file again"
         )
-    return entries
+    if data_start + stop > file_bytes:
+        raise LayoutError(
+            f"{path}: truncated, tensor {name} ends at byte {data_start + stop} of {file_bytes}; copy the file again"
+        )
+    return FileTensor(LocalTensor(name, shape, _DTYPES[code]), path, data_start + start)
 
 
 def checkpoint_shard_map(index: dict[str, FileTensor], spec: ModelSpec, where: str) -> ShardMap:
