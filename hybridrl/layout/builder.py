@@ -34,11 +34,15 @@ class ShardMapBuilder:
         if num_padding:
             self._padding[name] = num_padding
 
+    def place_view(self, tensor: str, box: Box, local: str, offset: int, strides: tuple[int, ...]) -> None:
+        """Put a canonical box at element `offset` of a local tensor, with a local stride per canonical dimension."""
+        self._shards.append(Shard(tensor, box, local, offset, _unit_strides(box.shape, strides)))
+
     def place_box(self, tensor: str, box: Box, local: str, at: tuple[int, ...]) -> None:
         """Put a canonical box at index `at` of a local tensor with as many dimensions."""
         strides = contiguous_strides(self._tensors[local].shape)
         offset = sum(index * stride for index, stride in zip(at, strides, strict=True))
-        self._shards.append(Shard(tensor, box, local, offset, strides))
+        self.place_view(tensor, box, local, offset, strides)
 
     def place_rows(self, tensor: str, rows: range, local: str, row: int) -> None:
         """Put canonical rows, whole in every other dimension, at local row `row`."""
@@ -52,6 +56,10 @@ class ShardMapBuilder:
         self.local(local, shape, dtype)
         self.place_box(tensor, Box.whole(shape), local, (0,) * len(shape))
 
+    def shape_of(self, tensor: str) -> tuple[int, ...]:
+        """Return the canonical shape of a tensor."""
+        return self._canonical[tensor].shape
+
     def build(self) -> ShardMap:
         """Return the map.
 
@@ -63,6 +71,21 @@ class ShardMapBuilder:
         shard_map = ShardMap(self._place, self._tensors, tuple(self._shards), canonical, self._padding)
         check_local_coverage(shard_map)
         return shard_map
+
+
+def _unit_strides(extents: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Give dimensions of extent 1, whose stride is never used, the one stride that they have everywhere.
+
+    It is what the dimensions to the right span, as the layout that is learned from vLLM's loaders has it, so that equal
+    shards compare equal.
+    """
+    result = list(strides)
+    span = 1
+    for dim in reversed(range(len(extents))):
+        if extents[dim] == 1:
+            result[dim] = span
+        span = result[dim] * extents[dim]
+    return tuple(result)
 
 
 def check_local_coverage(shard_map: ShardMap) -> None:
@@ -111,13 +134,16 @@ def _prove(local: LocalTensor, shards: list[Shard], padding: int, place: Place) 
 
 def _granularity(shard: Shard) -> list[int]:
     """Return the numbers whose common divisor is a run that no shard boundary cuts."""
-    runs = [n for n, stride in zip(shard.box.shape, shard.strides, strict=True) if stride == 1]
-    return [shard.offset, *(runs or [1]), *(stride for stride in shard.strides if stride != 1)]
+    steps = [(n, stride) for n, stride in zip(shard.box.shape, shard.strides, strict=True) if n > 1]
+    runs = [n for n, stride in steps if stride == 1]
+    return [shard.offset, *(runs or [1]), *(stride for _, stride in steps if stride != 1)]
 
 
 def _cells(shard: Shard, cell: int) -> NDArray[np.int64]:
     cells = np.array([shard.offset // cell], dtype=np.int64)
     for extent, stride in zip(shard.box.shape, shard.strides, strict=True):
+        if extent == 1:
+            continue
         steps = np.arange(extent // cell) if stride == 1 else np.arange(extent) * (stride // cell)
         cells = (cells[:, None] + steps[None, :]).ravel()
     return cells

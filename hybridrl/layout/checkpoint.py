@@ -7,6 +7,7 @@ tensor, then the data.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,16 +89,22 @@ def checkpoint_shard_map(index: dict[str, FileTensor], spec: ModelSpec, where: s
     expected = spec.tensors()
     problems = [f"{name}: missing" for name in expected if name not in index]
     for name, tensor in expected.items():
-        if name in index and index[name].tensor.shape != tensor.shape:
-            problems.append(f"{name}: shape {index[name].tensor.shape}, expected {tensor.shape} from config.json")
+        if name in index and index[name].tensor.shape != tensor.file_shape:
+            problems.append(f"{name}: shape {index[name].tensor.shape}, expected {tensor.file_shape} from config.json")
     if problems:
         shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
         raise LayoutError(f"{where}: {shown}")
-    return whole_shard_map({name: index[name].tensor for name in expected}, CHECKPOINT_PLACE)
+    return whole_shard_map({name: index[name].tensor for name in expected}, CHECKPOINT_PLACE, expected)
 
 
-def whole_shard_map(tensors: dict[str, LocalTensor], place: Place) -> ShardMap:
-    """Return the map of a place that holds each canonical tensor whole, under its own name."""
-    shards = tuple(Shard(name, Box.whole(t.shape), name, 0, contiguous_strides(t.shape)) for name, t in tensors.items())
-    canonical = {name: CanonicalTensor(name, t.shape) for name, t in tensors.items()}
-    return ShardMap(place, tensors, shards, canonical)
+def whole_shard_map(
+    tensors: dict[str, LocalTensor], place: Place, canonical: Mapping[str, CanonicalTensor] | None = None
+) -> ShardMap:
+    """Return the map of a place that holds each canonical tensor whole, under its own name.
+
+    Args:
+        canonical: The model's tensors; by default those of `tensors` as they are.
+    """
+    whole = {name: canonical[name] if canonical else CanonicalTensor(name, t.shape) for name, t in tensors.items()}
+    shards = tuple(Shard(name, Box.whole(t.shape), name, 0, contiguous_strides(t.shape)) for name, t in whole.items())
+    return ShardMap(place, tensors, shards, whole)

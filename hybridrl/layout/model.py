@@ -1,57 +1,19 @@
 """What a model is made of, in the words of its Hugging Face checkpoint.
 
 A family file (``families/*.py``) turns an HF ``config.json`` into a :class:`ModelSpec`; the layouts of Megatron
-(``megatron.py``) and vLLM (``vllm.py``), and the engines, read only the spec. So a new family is one declaration.
+(``megatron/``) and vLLM (``vllm/``), and the engines, read only the spec. So a new family is one declaration.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hybridrl.layout.attention import GqaAttention, MlaAttention
+from hybridrl.layout.mlp import GatedMlp, MoeMlp
 from hybridrl.layout.shard import CanonicalTensor
 
-
-@dataclass(frozen=True, slots=True)
-class GqaAttention:
-    """Grouped-query attention of one layer; `prefix` is e.g. ``model.layers.3.self_attn``."""
-
-    prefix: str
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    has_qkv_bias: bool
-    has_qk_norm: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GatedMlp:
-    """A dense SwiGLU MLP; `prefix` is e.g. ``model.layers.3.mlp``."""
-
-    prefix: str
-    hidden_size: int
-    intermediate_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class MoeMlp:
-    """A routed mixture of SwiGLU experts.
-
-    Attributes:
-        prefix: e.g. ``model.layers.3.mlp``; experts are ``{prefix}.experts.{e}.{gate,up,down}_proj.weight``.
-        router: Canonical name of the router weight, e.g. ``model.layers.3.mlp.gate.weight``.
-        intermediate_size: Per expert.
-        num_experts_per_token: Top-k.
-        is_topk_normalized: Whether the chosen probabilities are rescaled to sum to one.
-    """
-
-    prefix: str
-    router: str
-    hidden_size: int
-    intermediate_size: int
-    num_experts: int
-    num_experts_per_token: int
-    is_topk_normalized: bool
+__all__ = ["DecoderLayer", "GatedMlp", "GqaAttention", "MlaAttention", "ModelSpec", "MoeMlp", "MtpLayer", "RopeScaling"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +23,62 @@ class DecoderLayer:
     index: int
     prefix: str
     input_norm: str
-    attention: GqaAttention
+    attention: GqaAttention | MlaAttention
     post_attention_norm: str
     mlp: GatedMlp | MoeMlp
+
+    def tensors(self) -> Iterator[CanonicalTensor]:
+        """Yield the tensors of the checkpoint."""
+        norm_shape = (self.attention.hidden_size,)
+        yield CanonicalTensor(self.input_norm, norm_shape)
+        yield from self.attention.tensors()
+        yield CanonicalTensor(self.post_attention_norm, norm_shape)
+        yield from self.mlp.tensors()
+
+
+@dataclass(frozen=True, slots=True)
+class MtpLayer:
+    """A multi-token-prediction layer, which predicts one token further ahead.
+
+    It shares the model's embedding and output. Checkpoints repeat those under the layer's own prefix; the copies are not
+    canonical tensors.
+
+    Attributes:
+        embedding_norm: Norm of the next token's embedding.
+        hidden_norm: Norm of the previous depth's hidden states.
+        projection: Weight [hidden, 2 * hidden] on [embedding, hidden states].
+    """
+
+    layer: DecoderLayer
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    final_norm: str
+
+    @classmethod
+    def of(cls, layer: DecoderLayer) -> MtpLayer:
+        """Name the parts around `layer` as DeepSeek-V3 does."""
+        p = layer.prefix
+        return cls(
+            layer, f"{p}.enorm.weight", f"{p}.hnorm.weight", f"{p}.eh_proj.weight", f"{p}.shared_head.norm.weight"
+        )
+
+    def tensors(self) -> Iterator[CanonicalTensor]:
+        """Yield the tensors of the checkpoint."""
+        hidden = self.layer.attention.hidden_size
+        yield CanonicalTensor(self.embedding_norm, (hidden,))
+        yield CanonicalTensor(self.hidden_norm, (hidden,))
+        yield CanonicalTensor(self.projection, (hidden, 2 * hidden))
+        yield from self.layer.tensors()
+        yield CanonicalTensor(self.final_norm, (hidden,))
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """A rotary embedding other than the plain one: its kind, e.g. "yarn", and its parameters by name."""
+
+    kind: str
+    parameters: tuple[tuple[str, float | bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,9 @@ class ModelSpec:
         family: Name of the family that declared it.
         vocab_size: Without padding.
         rope_theta: Base of the rotary embedding.
+        rope_scaling: None for the plain rotary embedding.
+        rotary_fraction: Part of each head that rotates.
+        mtp_layers: Empty unless they were asked for.
     """
 
     family: str
@@ -87,54 +105,20 @@ class ModelSpec:
     final_norm: str
     output: str
     layers: tuple[DecoderLayer, ...]
+    rope_scaling: RopeScaling | None = None
+    rotary_fraction: float = 1.0
+    mtp_layers: tuple[MtpLayer, ...] = ()
 
     def tensors(self) -> dict[str, CanonicalTensor]:
         """Return every tensor of the checkpoint by name, in model order."""
-        shapes: dict[str, tuple[int, ...]] = {self.embedding: (self.vocab_size, self.hidden_size)}
+        return {tensor.name: tensor for tensor in self._tensors()}
+
+    def _tensors(self) -> Iterator[CanonicalTensor]:
+        yield CanonicalTensor(self.embedding, (self.vocab_size, self.hidden_size))
         for layer in self.layers:
-            shapes[layer.input_norm] = (self.hidden_size,)
-            shapes |= _attention_shapes(layer.attention)
-            shapes[layer.post_attention_norm] = (self.hidden_size,)
-            shapes |= _mlp_shapes(layer.mlp)
-        shapes[self.final_norm] = (self.hidden_size,)
+            yield from layer.tensors()
+        yield CanonicalTensor(self.final_norm, (self.hidden_size,))
         if not self.is_tied:
-            shapes[self.output] = (self.vocab_size, self.hidden_size)
-        return {name: CanonicalTensor(name, shape) for name, shape in shapes.items()}
-
-
-def _attention_shapes(attention: GqaAttention) -> dict[str, tuple[int, ...]]:
-    query, kv, hidden = (
-        attention.num_heads * attention.head_dim,
-        attention.num_kv_heads * attention.head_dim,
-        attention.hidden_size,
-    )
-    prefix = attention.prefix
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{prefix}.q_proj.weight": (query, hidden),
-        f"{prefix}.k_proj.weight": (kv, hidden),
-        f"{prefix}.v_proj.weight": (kv, hidden),
-        f"{prefix}.o_proj.weight": (hidden, query),
-    }
-    if attention.has_qkv_bias:
-        shapes |= {f"{prefix}.{part}_proj.bias": (query if part == "q" else kv,) for part in "qkv"}
-    if attention.has_qk_norm:
-        shapes |= {f"{prefix}.{part}_norm.weight": (attention.head_dim,) for part in "qk"}
-    return shapes
-
-
-def _mlp_shapes(mlp: GatedMlp | MoeMlp) -> dict[str, tuple[int, ...]]:
-    if isinstance(mlp, GatedMlp):
-        return gated_shapes(mlp.prefix, mlp.hidden_size, mlp.intermediate_size)
-    shapes: dict[str, tuple[int, ...]] = {mlp.router: (mlp.num_experts, mlp.hidden_size)}
-    for expert in range(mlp.num_experts):
-        shapes |= gated_shapes(f"{mlp.prefix}.experts.{expert}", mlp.hidden_size, mlp.intermediate_size)
-    return shapes
-
-
-def gated_shapes(prefix: str, hidden_size: int, intermediate_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a gate/up/down triple."""
-    return {
-        f"{prefix}.gate_proj.weight": (intermediate_size, hidden_size),
-        f"{prefix}.up_proj.weight": (intermediate_size, hidden_size),
-        f"{prefix}.down_proj.weight": (hidden_size, intermediate_size),
-    }
+            yield CanonicalTensor(self.output, (self.vocab_size, self.hidden_size))
+        for mtp in self.mtp_layers:
+            yield from mtp.tensors()

@@ -19,10 +19,24 @@ from hybridrl.layout.box import Box, DType
 
 @dataclass(frozen=True, slots=True)
 class CanonicalTensor:
-    """One tensor of the Hugging Face checkpoint."""
+    """One tensor of the Hugging Face checkpoint.
+
+    Attributes:
+        shape: The dimensions in which boxes are written.
+        stored_shape: Shape in files when it differs from `shape`, always of the same elements in the same order. Example:
+            columns g0 u0 g1 u1 of a stored [16, 8] are [16, 4, 2] here, so that gate and up are one box each.
+        dtype: Element type that the tensor keeps whatever the model's type, or None.
+    """
 
     name: str
     shape: tuple[int, ...]
+    stored_shape: tuple[int, ...] | None = None
+    dtype: DType | None = None
+
+    @property
+    def file_shape(self) -> tuple[int, ...]:
+        """Shape in checkpoint files."""
+        return self.stored_shape or self.shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from hybridrl.data.tokenizer import FastTokenizer, load_tokenizer
 from hybridrl.errors import DataError, LayoutError
 from hybridrl.layout.checkpoint import checkpoint_shard_map, read_checkpoint_index
 from hybridrl.layout.families import read_model_spec
-from hybridrl.layout.model import GatedMlp, GqaAttention, ModelSpec, MoeMlp
+from hybridrl.layout.model import GatedMlp, GqaAttention, MlaAttention, ModelSpec, MoeMlp
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report, divisors
 
@@ -109,8 +109,8 @@ def _check_rollout(report: Report, config: ExperimentConfig, spec: ModelSpec) ->
         report.add("rollout.max_model_tokens", rollout.max_model_tokens, expected, "lower it", related=("model.path",))
 
 
-def _check_heads(report: Report, key: str, degree: int, attention: GqaAttention) -> None:
-    kv = attention.num_kv_heads
+def _check_heads(report: Report, key: str, degree: int, attention: GqaAttention | MlaAttention) -> None:
+    kv = attention.num_kv_heads if isinstance(attention, GqaAttention) else attention.num_heads
     if attention.num_heads % degree:
         _check_divides(report, key, degree, attention.num_heads, "attention heads")
     elif kv % degree and degree % kv:

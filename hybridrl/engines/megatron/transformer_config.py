@@ -19,11 +19,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from hybridrl.config.schema import ParallelConfig, Platform, Precision
 from hybridrl.engines.megatron.layers import CausalAttention, RmsNorm
 from hybridrl.errors import EngineError
+from hybridrl.layout.features import Feature, describe, features_of
 from hybridrl.layout.megatron import LayerSpec
 from hybridrl.layout.model import GatedMlp, GqaAttention, ModelSpec, MoeMlp
 
 T = TypeVar("T")
 
+SUPPORTED_FEATURES = frozenset({Feature.QKV_BIAS, Feature.QK_NORM, Feature.EXPERTS})
 TORCH_DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 
 
@@ -39,14 +41,19 @@ def transformer_config(
     """Translate a model.
 
     Raises:
-        EngineError: When the model's layers cannot share one configuration, context parallelism is asked for, or sequence
+        EngineError: When the model needs what is not built yet, its layers cannot share one configuration, context parallelism is asked for, or sequence
             parallelism is off where Megatron-core needs it.
     """
     if parallel.cp_size != 1:
         raise EngineError(
             f"cp_size is {parallel.cp_size}, but context parallelism is not supported yet; set cp_size: 1"
         )
-    attention = _only(spec, {_attention_shape(layer.attention) for layer in spec.layers}, "attention")
+    if missing := features_of(spec) - SUPPORTED_FEATURES:
+        raise EngineError(
+            f"{spec.family}: Megatron training does not support {describe(missing)} yet; train a model without"
+        )
+    attentions = [layer.attention for layer in spec.layers if isinstance(layer.attention, GqaAttention)]
+    attention = _only(spec, {_attention_shape(attention) for attention in attentions}, "attention")
     moe = _only(spec, {_moe_shape(x.mlp) for x in spec.layers if isinstance(x.mlp, MoeMlp)}, "experts")
     dense = _only(spec, {x.mlp.intermediate_size for x in spec.layers if isinstance(x.mlp, GatedMlp)}, "MLP")
     assert attention is not None

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from hybridrl.errors import LayoutError
-from hybridrl.layout.families import qwen3
+from hybridrl.layout.families import deepseek, glm4, gpt_oss, llama, mixtral, qwen2, qwen3
 from hybridrl.layout.families.fields import HfFields
 from hybridrl.layout.model import ModelSpec
 
 _FAMILIES: dict[str, Callable[[HfFields], ModelSpec]] = {
+    "deepseek_v2": deepseek.v2_spec,
+    "deepseek_v3": deepseek.v3_spec,
+    "glm4_moe": glm4.moe_spec,
+    "gpt_oss": gpt_oss.moe_spec,
+    "llama": llama.dense_spec,
+    "mixtral": mixtral.moe_spec,
+    "qwen2": qwen2.dense_spec,
+    "qwen2_moe": qwen2.moe_spec,
     "qwen3": qwen3.dense_spec,
     "qwen3_moe": qwen3.moe_spec,
+}
+_WITH_MTP: dict[str, Callable[[HfFields], ModelSpec]] = {
+    "deepseek_v3": partial(deepseek.v3_spec, has_mtp=True),
+    "glm4_moe": partial(glm4.moe_spec, has_mtp=True),
 }
 
 
@@ -22,12 +35,14 @@ def supported_families() -> tuple[str, ...]:
     return tuple(sorted(_FAMILIES))
 
 
-def model_spec(hf_config: Mapping[str, object], where: str = "config.json") -> ModelSpec:
+def model_spec(hf_config: Mapping[str, object], where: str = "config.json", *, has_mtp: bool = False) -> ModelSpec:
     """Declare the model that an HF configuration describes.
 
     Args:
         hf_config: Parsed ``config.json``.
         where: Named in errors.
+        has_mtp: Whether to declare the multi-token-prediction layers too. Left out by default: few uses need them, and
+            transformers does not save them.
 
     Raises:
         LayoutError: For an unsupported family, or a field that is missing or of a wrong type.
@@ -39,7 +54,7 @@ def model_spec(hf_config: Mapping[str, object], where: str = "config.json") -> M
             f"{where}: model_type {family!r} is not supported; supported are {', '.join(supported_families())}. "
             "Use a checkpoint of one of these families."
         )
-    return _FAMILIES[family](fields)
+    return (_WITH_MTP if has_mtp and family in _WITH_MTP else _FAMILIES)[family](fields)
 
 
 def read_model_spec(folder: Path) -> ModelSpec:

@@ -45,6 +45,33 @@ class HfFields:
             raise self._wrong(name, value, "a string")
         return value
 
+    def optional_integer(self, name: str) -> int | None:
+        """Return an integer field, or None when it is absent or null."""
+        return self.integer(name) if self.has(name) else None
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """Return a list of integers; empty when it is absent or null."""
+        values = self._list(name)
+        if not all(isinstance(value, int) for value in values):
+            raise self._wrong(name, values, "a list of integers")
+        return tuple(value for value in values if isinstance(value, int))
+
+    def strings(self, name: str) -> tuple[str, ...]:
+        """Return a list of strings; empty when it is absent or null."""
+        values = self._list(name)
+        if not all(isinstance(value, str) for value in values):
+            raise self._wrong(name, values, "a list of strings")
+        return tuple(value for value in values if isinstance(value, str))
+
+    def numbers(self, *, without: set[str]) -> tuple[tuple[str, float | bool], ...]:
+        """Return all numeric and boolean fields but some, sorted by name."""
+        found = ((name, value) for name, value in sorted(self._config.items()) if name not in without)
+        return tuple((name, value) for name, value in found if isinstance(value, int | float))
+
+    def has(self, name: str) -> bool:
+        """Whether a field is there and not null."""
+        return self._config.get(name) is not None
+
     def section(self, name: str) -> HfFields | None:
         """Return a nested object, or None when it is absent or null."""
         value = self._config.get(name)
@@ -56,7 +83,7 @@ class HfFields:
 
     def present(self, *names: str) -> str:
         """Return the first of several names of one field that the file has, or the first of all."""
-        return next((name for name in names if self._config.get(name) is not None), names[0])
+        return next((name for name in names if self.has(name)), names[0])
 
     def require(self, name: str, value: object, supported: object) -> None:
         """Raise unless a field has the one value that is supported.
@@ -68,6 +95,14 @@ class HfFields:
             raise LayoutError(
                 f"{self._where}: {name} is {value!r}, but only {supported!r} is supported for this family"
             )
+
+    def _list(self, name: str) -> list[object]:
+        value = self._config.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list | tuple):
+            raise self._wrong(name, value, "a list")
+        return list(value)
 
     def _value(self, name: str, default: T | None) -> object:
         value = self._config.get(name)

@@ -200,7 +200,7 @@ def _config_of_another_kind(folder: Path) -> None:
 
 
 def _other_family(folder: Path) -> None:
-    (folder / "weights" / "config.json").write_text(json.dumps({**MODEL, "model_type": "llama"}))
+    (folder / "weights" / "config.json").write_text(json.dumps({**MODEL, "model_type": "gpt2"}))
 
 
 def _no_tokenizer(folder: Path) -> None:
@@ -237,7 +237,7 @@ def _small_vocabulary(folder: Path) -> None:
         (_no_config, "weights/config.json: no such file; expected a Hugging Face checkpoint folder"),
         (_damaged_config, "weights/config.json: not valid JSON ("),
         (_config_of_another_kind, "weights/config.json: got list, expected a JSON object"),
-        (_other_family, "model_type 'llama' is not supported; supported are qwen3, qwen3_moe."),
+        (_other_family, "model_type 'gpt2' is not supported; supported are "),
         (_no_tokenizer, "weights/tokenizer.json: no such file; expected a Hugging Face fast tokenizer"),
         (_tokenizer_without_calls, "expected a tokenizer for data.task calc; "),
         (_tokenizer_without_calls, "the vocabulary has no token '<calc>'"),
