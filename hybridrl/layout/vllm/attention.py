@@ -34,9 +34,9 @@ def _place_gqa(out: WorkerSlices, attention: GqaAttention) -> None:
             for part, rows in zip("qkv", (queries, kv_rows, kv_rows), strict=True)
         ]
         out.stacked_rows(out.layout.local_name(f"{prefix}.qkv_proj.{suffix}"), parts)
-    out.columns(f"{prefix}.o_proj.weight", _rows(heads, dim))
     if attention.has_output_bias:
         out.whole(f"{prefix}.o_proj.bias")
+    out.columns(f"{prefix}.o_proj.weight", _rows(heads, dim))
     if attention.has_qk_norm:
         for part in "qk":
             out.whole(f"{prefix}.{part}_norm.weight")

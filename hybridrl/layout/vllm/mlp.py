@@ -28,9 +28,9 @@ def place_gated(out: WorkerSlices, mlp: GatedMlp, *, is_whole: bool = False) -> 
 
 def place_experts(out: WorkerSlices, moe: MoeMlp, layer: int) -> None:
     """Declare router, shared experts and routed experts of layer `layer`."""
-    out.whole(moe.router, DType.FLOAT32 if moe.is_router_float32 else None)
     if moe.router_bias:
         out.whole(moe.router_bias)
+    out.whole(moe.router, DType.FLOAT32 if moe.is_router_float32 else None)
     if moe.correction_bias:
         out.whole(moe.correction_bias, DType.FLOAT32)
     if moe.shared_gate:
