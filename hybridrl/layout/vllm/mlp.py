@@ -28,11 +28,11 @@ def place_gated(out: WorkerSlices, mlp: GatedMlp, *, is_whole: bool = False) -> 
 
 def place_experts(out: WorkerSlices, moe: MoeMlp, layer: int) -> None:
     """Declare router, shared experts and routed experts of layer `layer`."""
+    if moe.correction_bias:
+        out.whole(moe.correction_bias, DType.FLOAT32)
     if moe.router_bias:
         out.whole(moe.router_bias)
     out.whole(moe.router, DType.FLOAT32 if moe.is_router_float32 else None)
-    if moe.correction_bias:
-        out.whole(moe.correction_bias, DType.FLOAT32)
     if moe.shared_gate:
         out.whole(moe.shared_gate)
     if moe.shared:
@@ -75,8 +75,8 @@ def _place_stacked(out: WorkerSlices, moe: MoeMlp, local: str, experts: Sequence
     has_down_bias = out.layout.has_expert_parallel or out.expert_rank == 0
     shapes = {
         "w13_weight": (2 * rows, hidden),
-        "w2_weight": (hidden, rows),
         "w13_bias": (2 * rows,),
+        "w2_weight": (hidden, rows),
         "w2_bias": (hidden,),
     }
     for name, shape in shapes.items():
