@@ -161,7 +161,12 @@ def test_other_model_is_refused():
 
 def test_double_home_is_refused():
     destination = world(ParallelSizes(), "rollout")[0]
-    twice = replace(destination, shards=(*destination.shards, replace(destination.shards[0], local="copy")))
+    first = destination.shards[0]
+    twice = replace(
+        destination,
+        shards=(*destination.shards, replace(first, local="copy")),
+        tensors={**destination.tensors, "copy": replace(destination.tensors[first.local], name="copy")},
+    )
     with pytest.raises(ReshardError, match=r"embed_tokens.weight \[0:100, 0:32\] has two homes"):
         build_plan(world(ParallelSizes(), "actor"), [twice])
 
