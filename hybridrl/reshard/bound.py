@@ -38,7 +38,7 @@ def lower_bounds(sources: Maps, destinations: Maps) -> list[int]:
 def _source_itemsizes(world: World) -> IntArray:
     """Return the bytes per element of each tensor at its sources."""
     rows = world.sources.rows
-    item = np.full(len(world.canonical), np.iinfo(np.int64).max)
+    item = np.full(len(world.names), np.iinfo(np.int64).max)
     item[rows.boxes.tensor] = itemsizes(rows.dtype)
     return item
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from hybridrl.errors import ReshardError
 from hybridrl.layout.box import Box
-from hybridrl.layout.shard import CanonicalTensor, Place, ShardMap
+from hybridrl.layout.shard import Place, ShardMap
 from hybridrl.reshard.boxes import Boxes, IntArray, disjoint_cells, first_missing, first_overlap, match
 from hybridrl.reshard.table import DTYPES, ShardTable, itemsizes, shard_tables
 
@@ -91,13 +91,20 @@ class Rows:
 class World:
     """Both sides, speaking of the same canonical tensors.
 
+    Attributes:
+        names: Of the canonical tensors, by number.
+        shapes: [num_tensors, num_dims] int64.
+        ndims: [num_tensors] int64.
+
     Raises:
         ReshardError: When a tensor has different shapes.
     """
 
     sources: Side
     destinations: Side
-    canonical: tuple[CanonicalTensor, ...]
+    names: tuple[str, ...]
+    shapes: IntArray
+    ndims: IntArray
 
     @classmethod
     def of(cls, sources: Maps, destinations: Maps) -> World:
@@ -106,7 +113,7 @@ class World:
         num_dims = max(table.num_dims for table in tables)
         numbers: dict[str, int] = {}
         sides = [_side(own, numbers, num_dims) for own in (tables[: len(sources)], tables[len(sources) :])]
-        return cls(sides[0], sides[1], _canonical(sides, len(numbers), num_dims))
+        return cls(sides[0], sides[1], tuple(numbers), *_shapes(sides, len(numbers), num_dims))
 
 
 def _side(tables: Sequence[ShardTable], numbers: dict[str, int], num_dims: int) -> Side:
@@ -122,20 +129,23 @@ def _side(tables: Sequence[ShardTable], numbers: dict[str, int], num_dims: int) 
     return Side(tuple(table.place for table in tables), kept, own, [known[table.digest] for table in tables])
 
 
-def _canonical(sides: Sequence[Side], num_tensors: int, num_dims: int) -> tuple[CanonicalTensor, ...]:
-    """Return the canonical tensors by number, and prove that all maps agree on their shapes."""
+def _shapes(sides: Sequence[Side], num_tensors: int, num_dims: int) -> tuple[IntArray, IntArray]:
+    """Return shape and number of dimensions by number, and prove that all maps agree on them."""
     both = [(table, own) for side in sides for table, own in zip(side.tables, side.numbers, strict=True)]
     shapes = np.zeros((num_tensors, num_dims), dtype=np.int64)
-    first = np.zeros((num_tensors, 2), dtype=np.int64)
+    ndims, first = np.zeros((2, num_tensors), dtype=np.int64)
     for index, (table, own) in reversed(list(enumerate(both))):
-        shapes[own] = table.shapes
-        first[own] = np.stack([np.full(len(own), index), np.arange(len(own))], axis=1)
+        shapes[own], ndims[own], first[own] = table.shapes, table.ndims, index
     for table, own in both:
-        for row in np.flatnonzero((shapes[own] != table.shapes).any(axis=1))[:1]:
-            tensor, (index, other) = table.canonical[row], first[own[row]]
-            at, shape = both[index][0].place, both[index][0].canonical[other].shape
-            raise ReshardError(f"{tensor.name}: shape {shape} at {at}, but {tensor.shape} at {table.place}")
-    return tuple(both[index][0].canonical[row] for index, row in first.tolist())
+        is_other = (shapes[own] != table.shapes).any(axis=1) | (ndims[own] != table.ndims)
+        for row in np.flatnonzero(is_other)[:1]:
+            place, number = both[first[own[row]]][0].place, own[row]
+            expected, got = (
+                tuple(shapes[number, : ndims[number]].tolist()),
+                tuple(table.shapes[row, : table.ndims[row]].tolist()),
+            )
+            raise ReshardError(f"{table.names[row]}: shape {expected} at {place}, but {got} at {table.place}")
+    return shapes, ndims
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,13 +169,13 @@ class Held:
     row: IntArray
 
     @classmethod
-    def of(cls, sources: Side, names: Sequence[CanonicalTensor]) -> Held:
+    def of(cls, world: World) -> Held:
         """Cut the boxes of all source maps into cells.
 
         Raises:
             ReshardError: When two ranks hold a tensor in different element types.
         """
-        rows = sources.rows
+        sources, rows = world.sources, world.sources.rows
         cut = disjoint_cells(rows.boxes)
         owner, dtype = rows.table[cut.row], rows.dtype[cut.row]
         is_first = (np.diff(cut.cell, prepend=-1) != 0) | (np.diff(owner, prepend=-1) != 0)
@@ -173,7 +183,7 @@ class Held:
         for pair in np.flatnonzero(dtype != dtype[opens][cut.cell])[:1]:
             tensor, other = int(cut.boxes.tensor[cut.cell[pair]]), opens[cut.cell[pair]]
             at = [f"{DTYPES[dtype[p]].value} at {sources.tables[owner[p]].place}" for p in (other, pair)]
-            raise ReshardError(f"{names[tensor].name}: {at[0]}, but {at[1]}; keep a tensor in one type on all sources")
+            raise ReshardError(f"{world.names[tensor]}: {at[0]}, but {at[1]}; keep a tensor in one type on all sources")
         cell, owner = cut.cell[is_first], owner[is_first]
         holder_set, sets = _holder_sets(cell, owner)
         return cls(cut.boxes, dtype[opens], holder_set, sets, cell * len(sources.tables) + owner, cut.row[is_first])
@@ -231,7 +241,7 @@ def _pieces_of(index: int, world: World, held: Held, chunk_bytes: int) -> Wanted
     table, rows = world.destinations.tables[index], world.destinations.rows
     order = np.argsort(table.local, kind="stable") + rows.first[index]
     boxes = rows.boxes[order]
-    _check_unique(table, boxes, world.canonical)
+    _check_unique(table.place, boxes, world)
     cell, at = match(held.cells.tensor, boxes.tensor)
     pieces = held.cells[cell].intersect(boxes[at])
     is_met = pieces.volumes() > 0
@@ -239,7 +249,7 @@ def _pieces_of(index: int, world: World, held: Held, chunk_bytes: int) -> Wanted
     found = np.bincount(at, weights=pieces.volumes(), minlength=len(boxes))
     for lacking in np.flatnonzero(found != boxes.volumes())[:1]:
         local = rows.local_names[rows.local[order[lacking]]]
-        _refuse_missing(table.place, local, boxes[[lacking]], pieces[at == lacking], world.canonical)
+        _refuse_missing(table.place, local, boxes[[lacking]], pieces[at == lacking], world)
     row = order[at]
     item = np.minimum(itemsizes(held.dtype[cell]), itemsizes(rows.dtype[row]))
     pieces, part_of = _split(pieces, item, chunk_bytes)
@@ -247,27 +257,27 @@ def _pieces_of(index: int, world: World, held: Held, chunk_bytes: int) -> Wanted
     return Wanted(row[part_of], cell[part_of], pieces, num_bytes, _fill(num_bytes, chunk_bytes), [0, len(part_of)])
 
 
-def _check_unique(table: ShardTable, boxes: Boxes, names: Sequence[CanonicalTensor]) -> None:
+def _check_unique(place: Place, boxes: Boxes, world: World) -> None:
     ordered = boxes[np.argsort(boxes.tensor, kind="stable")]
     if overlap := first_overlap(ordered):
         a, b = (ordered[[row]] for row in overlap)
-        tensor = names[int(a.tensor[0])]
-        raise ReshardError(
-            f"{table.place}: {tensor.name} {_trim(a.intersect(b).box(0), tensor)} has two homes in the destination's map"
-        )
+        raise ReshardError(f"{place}: {_describe(a.intersect(b), world)} has two homes in the destination's map")
 
 
-def _refuse_missing(place: Place, local: str, wanted: Boxes, pieces: Boxes, names: Sequence[CanonicalTensor]) -> None:
-    tensor, want = names[int(wanted.tensor[0])], wanted.box(0)
-    missing = _trim(first_missing(want, pieces.boxes()), tensor)
+def _refuse_missing(place: Place, local: str, wanted: Boxes, pieces: Boxes, world: World) -> None:
+    missing = first_missing(wanted.box(0), pieces.boxes())
+    lacking = Boxes(wanted.tensor, np.array([missing.start]), np.array([missing.stop]))
     raise ReshardError(
-        f"{tensor.name} {missing}: no source holds it, but {place} needs {_trim(want, tensor)} for {local}; "
+        f"{_describe(lacking, world)}: no source holds it, but {place} needs {_describe(wanted, world)} for {local}; "
         "check that both sides describe the same model"
     )
 
 
-def _trim(box: Box, tensor: CanonicalTensor) -> Box:
-    return Box(box.start[: len(tensor.shape)], box.stop[: len(tensor.shape)])
+def _describe(boxes: Boxes, world: World) -> str:
+    """Return name and range of the first box."""
+    number, box = int(boxes.tensor[0]), boxes.box(0)
+    ndim = int(world.ndims[number])
+    return f"{world.names[number]} {Box(box.start[:ndim], box.stop[:ndim])}"
 
 
 def _split(pieces: Boxes, item: IntArray, chunk_bytes: int) -> tuple[Boxes, IntArray]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridrl.layout.box import Box, DType
+from hybridrl.layout.shard import CanonicalTensor
 from hybridrl.reshard.boxes import Boxes, IntArray
 from hybridrl.reshard.table import DTYPES, itemsizes
 
@@ -80,13 +81,15 @@ class MoveTable(Sequence[Move]):
 
     Attributes:
         names: Canonical names; `boxes.tensor` indexes it.
-        ndims: Number of dimensions of each name.
+        shapes: [num_names, num_dims] int64, of the canonical tensors, padded with 1.
+        ndims: [num_names] int64.
         source: [n] int64; `destination` and `chunk` likewise.
         is_wire: [n] bool.
         num_bytes: [n] int64, payload of each move.
     """
 
     names: tuple[str, ...]
+    shapes: IntArray
     ndims: IntArray
     boxes: Boxes
     source: IntArray
@@ -143,6 +146,12 @@ class MoveTable(Sequence[Move]):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def canonical(self) -> dict[str, CanonicalTensor]:
+        """Return the tensors that move."""
+        used = np.unique(self.boxes.tensor).tolist()
+        shapes, ndims = self.shapes.tolist(), self.ndims.tolist()
+        return {self.names[i]: CanonicalTensor(self.names[i], tuple(shapes[i][: ndims[i]])) for i in used}
+
     def take(self, rows: IntArray | NDArray[np.bool_]) -> MoveTable:
         """Return the moves of some rows, in that order."""
         read, write = (
@@ -150,7 +159,7 @@ class MoveTable(Sequence[Move]):
             for r in (self.read, self.write)
         )
         picked = (self.source[rows], self.destination[rows], self.chunk[rows], self.is_wire[rows])
-        return MoveTable(self.names, self.ndims, self.boxes[rows], *picked, read, write)
+        return MoveTable(self.names, self.shapes, self.ndims, self.boxes[rows], *picked, read, write)
 
 
 def _regions(table: RegionTable, ndims: list[int]) -> Iterator[Region]:

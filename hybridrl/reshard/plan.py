@@ -36,14 +36,17 @@ class Plan:
     Attributes:
         moves: Ordered by destination, then chunk.
         chunks: Per destination; empty for destinations that a rank's part does not describe.
-        canonical: Shape of every tensor that moves.
     """
 
     sources: tuple[Place, ...]
     destinations: tuple[Place, ...]
     moves: MoveTable
     chunks: tuple[tuple[Chunk, ...], ...]
-    canonical: Mapping[str, CanonicalTensor]
+
+    @cached_property
+    def canonical(self) -> Mapping[str, CanonicalTensor]:
+        """Shape of every tensor that moves."""
+        return self.moves.canonical()
 
     @cached_property
     def wire_bytes(self) -> int:

@@ -15,11 +15,12 @@ two moves, [0:8, 0:4] from the first source and [0:8, 4:8] from the second; 32 +
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from hybridrl.reshard.balance import Demand, choose_sources
+from hybridrl.reshard.balance import Deal, Wish, deal_out
 from hybridrl.reshard.bound import lower_bound_bytes
 from hybridrl.reshard.boxes import Boxes, IntArray
 from hybridrl.reshard.geometry import Held, Maps, Rows, Wanted, World
@@ -27,6 +28,7 @@ from hybridrl.reshard.moves import MoveTable, RegionTable
 from hybridrl.reshard.plan import Chunk, Plan
 
 DEFAULT_CHUNK_BYTES = 64 << 20
+_NONE: IntArray = np.zeros(0, dtype=np.int64)
 
 __all__ = [
     "DEFAULT_CHUNK_BYTES",
@@ -72,52 +74,53 @@ class Planner:
 
     def __init__(self, sources: Maps, destinations: Maps, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> None:
         self._world = world = World.of(sources, destinations)
-        self._held = held = Held.of(world.sources, world.canonical)
+        self._held = held = Held.of(world)
         self._wanted = wanted = Wanted.of(world, held, chunk_bytes)
-        holder_set = held.holder_set[wanted.cell]
-        pieces = [slice(wanted.bounds[m], wanted.bounds[m + 1]) for m in world.destinations.table_of]
+        own = [slice(*wanted.bounds[m : m + 2]) for m in range(len(world.destinations.tables))]
+        wishes = [Wish.of(held.holder_set[wanted.cell[part]], wanted.num_bytes[part]) for part in own]
         demands = [
-            Demand(place, holder_set[own], wanted.num_bytes[own])
-            for place, own in zip(world.destinations.places, pieces, strict=True)
+            (place, wishes[m]) for place, m in zip(world.destinations.places, world.destinations.table_of, strict=True)
         ]
-        sizes = [own.stop - own.start for own in pieces]
-        self._destination = np.repeat(np.arange(len(sizes)), sizes)
-        self._piece = np.concatenate([np.arange(own.start, own.stop) for own in pieces])
-        self._source = choose_sources(world.sources.places, _ranks_of_sets(world, held), demands)
+        self._deals = deal_out(world.sources.places, _ranks_of_sets(world, held), demands)
 
     def whole(self) -> Plan:
         """Return every move."""
-        return self._plan(np.arange(len(self._source)), range(len(self._world.destinations.places)))
+        every = range(len(self._deals))
+        return self._plan([_Part.of_destination(d, self._deals[d]) for d in every], every)
 
     def for_source(self, source: int) -> Plan:
         """Return what one source serves."""
-        return self._plan(np.flatnonzero(self._source == source), ())
+        parts = [_Part.of_source(source, d, deals) for d, deals in enumerate(self._deals)]
+        return self._plan([part for part in parts if len(part.pieces)], ())
 
     def for_destination(self, destination: int) -> Plan:
         """Return what one destination receives, and its chunks."""
-        first, last = np.searchsorted(self._destination, [destination, destination + 1])
-        return self._plan(np.arange(first, last), (destination,))
+        return self._plan([_Part.of_destination(destination, self._deals[destination])], (destination,))
 
-    def _plan(self, rows: IntArray, described: Collection[int]) -> Plan:
-        world, moves = self._world, self._moves(rows)
+    def _plan(self, parts: Sequence[_Part], described: Collection[int]) -> Plan:
+        world = self._world
         chunks = {m: self._chunks(m) for m in {world.destinations.table_of[d] for d in described}}
         return Plan(
             world.sources.places,
             world.destinations.places,
-            moves,
+            self._moves(parts),
             tuple(chunks[m] if d in described else () for d, m in enumerate(world.destinations.table_of)),
-            {world.canonical[i].name: world.canonical[i] for i in np.unique(moves.boxes.tensor)},
         )
 
-    def _moves(self, rows: IntArray) -> MoveTable:
+    def _moves(self, parts: Sequence[_Part]) -> MoveTable:
         world, held, wanted = self._world, self._held, self._wanted
-        source, destination, piece = self._source[rows], self._destination[rows], self._piece[rows]
+        first = [wanted.bounds[world.destinations.table_of[part.destination]] for part in parts]
+        piece = np.concatenate([_NONE, *(part.pieces + at for part, at in zip(parts, first, strict=True))])
+        source = np.concatenate([_NONE, *(part.sources for part in parts)])
+        sizes = np.array([len(part.pieces) for part in parts], dtype=np.int64)
+        destination = np.repeat(np.array([part.destination for part in parts], dtype=np.int64), sizes)
         pair = wanted.cell[piece] * len(world.sources.tables) + np.array(world.sources.table_of)[source]
         boxes = wanted.boxes[piece]
         device_of_source, device_of_destination = _number_devices(world)
         return MoveTable(
-            names=tuple(tensor.name for tensor in world.canonical),
-            ndims=np.array([len(tensor.shape) for tensor in world.canonical], dtype=np.int64),
+            names=world.names,
+            shapes=world.shapes,
+            ndims=world.ndims,
             boxes=boxes,
             source=source,
             destination=destination,
@@ -142,6 +145,27 @@ class Planner:
             if completes:
                 completed.append(rows.local_names[name])
         return tuple(Chunk(i, tuple(touched), tuple(completed)) for i, (touched, completed) in enumerate(chunks))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Pieces of one destination, ascending, and who serves each."""
+
+    destination: int
+    pieces: IntArray
+    sources: IntArray
+
+    @classmethod
+    def of_destination(cls, destination: int, deals: Sequence[Deal]) -> _Part:
+        pieces = np.concatenate([_NONE, *(deal.pieces for deal in deals)])
+        sources = np.empty_like(pieces)
+        sources[pieces] = np.concatenate([_NONE, *(deal.sources() for deal in deals)])
+        return cls(destination, np.arange(len(pieces)), sources)
+
+    @classmethod
+    def of_source(cls, source: int, destination: int, deals: Sequence[Deal]) -> _Part:
+        pieces = np.sort(np.concatenate([_NONE, *(deal.pieces_of(source) for deal in deals)]))
+        return cls(destination, pieces, np.full_like(pieces, source))
 
 
 def _ranks_of_sets(world: World, held: Held) -> list[list[int]]:

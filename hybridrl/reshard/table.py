@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridrl.layout.box import DType
-from hybridrl.layout.shard import CanonicalTensor, LocalTensor, Place, ShardMap
+from hybridrl.layout.shard import LocalTensor, Place, ShardMap
 
 IntArray = NDArray[np.int64]
 
@@ -28,9 +28,9 @@ class ShardTable:
     """A shard map as columns, one row per shard; missing dimensions are padded with the range 0:1 and stride 0.
 
     Attributes:
-        canonical: Tensors that the shards name; `tensor` indexes it.
-        names: Theirs.
-        shapes: [num_tensors, num_dims] int64, theirs.
+        names: Canonical tensors that the shards name; `tensor` indexes it.
+        shapes: [num_tensors, num_dims] int64, padded with 1.
+        ndims: [num_tensors] int64.
         locals: Local tensors in map order; `local` indexes it.
         tensor: [num_shards] int64.
         start: [num_shards, num_dims] int64, first canonical index; `stop` likewise.
@@ -41,9 +41,9 @@ class ShardTable:
     """
 
     place: Place
-    canonical: tuple[CanonicalTensor, ...]
     names: tuple[str, ...]
     shapes: IntArray
+    ndims: IntArray
     locals: tuple[LocalTensor, ...]
     tensor: IntArray
     start: IntArray
@@ -61,8 +61,9 @@ class ShardTable:
         locals_ = {name: index for index, name in enumerate(shard_map.tensors)}
         tensor = np.array([tensors.setdefault(s.tensor, len(tensors)) for s in shards], dtype=np.int64)
         local = np.array([locals_[s.local] for s in shards], dtype=np.int64)
-        canonical = tuple(shard_map.canonical[name] for name in tensors)
-        num_dims = max([1, *(len(t.shape) for t in canonical)])
+        shapes = [shard_map.canonical[name].shape for name in tensors]
+        ndims = np.array(list(map(len, shapes)), dtype=np.int64)
+        num_dims = int(ndims.max(initial=1))
         columns = (
             tensor,
             _padded([s.box.start for s in shards], num_dims, 0),
@@ -71,10 +72,10 @@ class ShardTable:
             np.array([s.offset for s in shards], dtype=np.int64),
             _padded([s.strides for s in shards], num_dims, 0),
         )
-        shapes = _padded([t.shape for t in canonical], num_dims, 1)
+        described = (_padded(shapes, num_dims, 1), ndims)
         kept = tuple(shard_map.tensors.values())
-        digest = _digest(tuple(tensors), kept, (shapes, *columns))
-        return cls(shard_map.place, canonical, tuple(tensors), shapes, kept, *columns, digest)
+        digest = _digest(tuple(tensors), kept, (*described, *columns))
+        return cls(shard_map.place, tuple(tensors), *described, kept, *columns, digest)
 
     @property
     def num_dims(self) -> int:
