@@ -81,14 +81,15 @@ def cut_all(maps, canonical):
 def carry_out(plan, have, destinations):
     """Run a plan with the kernels; NaN marks what was never written."""
     got = [{name: np.full(t.shape, np.nan, np.float32) for name, t in m.tensors.items()} for m in destinations]
-    read = {key: i for i, key in enumerate(dict.fromkeys((m.source, m.read.local) for m in plan.moves))}
-    write = {key: i for i, key in enumerate(dict.fromkeys((m.destination, m.write.local) for m in plan.moves))}
+    moves = list(plan.moves)
+    read = {key: i for i, key in enumerate(dict.fromkeys((m.source, m.read.local) for m in moves))}
+    write = {key: i for i, key in enumerate(dict.fromkeys((m.destination, m.write.local) for m in moves))}
     copies = [
         (
             m.tensor,
             Copy(m.box.shape, read[m.source, m.read.local], m.read, write[m.destination, m.write.local], m.write),
         )
-        for m in plan.moves
+        for m in moves
     ]
     sources = ops.buffer_table([have[rank][name] for rank, name in read])
     targets = ops.buffer_table([got[rank][name] for rank, name in write])

@@ -54,12 +54,15 @@ def check_even(plan, sources):
 
 def check_parts(planner, plan):
     """Sources and destinations agree: the parts are the plan, in its order."""
-    whole = list(plan.moves)
-    for index in range(len(plan.sources)):
-        assert list(planner.for_source(index).moves) == [m for m in whole if m.source == index]
-    for index in range(len(plan.destinations)):
+    served, received = ([[] for _ in side] for side in (plan.sources, plan.destinations))
+    for move in plan.moves:
+        served[move.source].append(move)
+        received[move.destination].append(move)
+    for index, moves in enumerate(served):
+        assert list(planner.for_source(index).moves) == moves
+    for index, moves in enumerate(received):
         part = planner.for_destination(index)
-        assert list(part.moves) == [m for m in whole if m.destination == index]
+        assert list(part.moves) == moves
         assert part.chunks[index] == plan.chunks[index]
 
 
