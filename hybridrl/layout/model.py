@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hybridrl.layout.attention import GqaAttention, MlaAttention
 from hybridrl.layout.mlp import GatedMlp, MoeMlp
@@ -111,7 +112,7 @@ class ModelSpec:
 
     def tensors(self) -> dict[str, CanonicalTensor]:
         """Return every tensor of the checkpoint by name, in model order."""
-        return {tensor.name: tensor for tensor in self._tensors()}
+        return dict(_tensors_by_name(self))
 
     def _tensors(self) -> Iterator[CanonicalTensor]:
         yield CanonicalTensor(self.embedding, (self.vocab_size, self.hidden_size))
@@ -122,3 +123,9 @@ class ModelSpec:
             yield CanonicalTensor(self.output, (self.vocab_size, self.hidden_size))
         for mtp in self.mtp_layers:
             yield from mtp.tensors()
+
+
+@lru_cache(maxsize=8)
+def _tensors_by_name(spec: ModelSpec) -> dict[str, CanonicalTensor]:
+    """Once per model: a world asks for them once per rank."""
+    return {tensor.name: tensor for tensor in spec._tensors()}

@@ -13,7 +13,7 @@ from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import ParallelSizes
 from hybridrl.layout.shard import CanonicalTensor, LocalTensor, Place, Shard, ShardMap
 from hybridrl.layout.vllm import ExpertPlacement, VllmLayout
-from tests.unit.reshard.simulation import Cluster, megatron_ranks, vllm_workers
+from hybridrl.reshard.worlds import Devices, megatron_world, vllm_world
 
 _MAX_RANKS = 12
 
@@ -103,7 +103,7 @@ def pipelines(draw, pp, num_layers):
 
 
 @st.composite
-def megatron_worlds(draw, spec, role, cluster):
+def megatron_worlds(draw, spec, role, devices):
     sizes = draw(parallel_sizes().filter(lambda sizes: not _num_experts(spec) % sizes.ep))
     layer_spec = draw(st.sampled_from(LayerSpec))
     is_te = layer_spec is LayerSpec.TRANSFORMER_ENGINE
@@ -118,11 +118,11 @@ def megatron_worlds(draw, spec, role, cluster):
         experts=draw(st.sampled_from(containers)),
         glu_interleave_size=draw(st.sampled_from([None, 1] if is_te else [None])),
     )
-    return megatron_ranks(layout, cluster, role)
+    return megatron_world(layout, devices, role)
 
 
 @st.composite
-def vllm_worlds(draw, spec, role, cluster):
+def vllm_worlds(draw, spec, role, devices):
     tp, dp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 1, 2]))
     layout = VllmLayout(
         spec,
@@ -134,16 +134,16 @@ def vllm_worlds(draw, spec, role, cluster):
         placement=draw(st.sampled_from(ExpertPlacement)),
     )
     num_replicas = draw(st.integers(1, max(1, _MAX_RANKS // (layout.tp * layout.pp * layout.dp))))
-    return vllm_workers(layout, num_replicas, cluster, role)
+    return vllm_world(layout, num_replicas, devices, role)
 
 
 @st.composite
 def worlds(draw, generation):
     spec = draw(models())
-    cluster = Cluster(draw(st.sampled_from([2, 4, 100])))
-    sources = draw(megatron_worlds(spec, "actor", cluster))
+    devices = Devices(draw(st.sampled_from([2, 4, 100])))
+    sources = draw(megatron_worlds(spec, "actor", devices))
     first = draw(st.sampled_from([0, len(sources), 100]))
-    destinations = draw(generation(spec, "rollout", Cluster(cluster.per_node, first)))
+    destinations = draw(generation(spec, "rollout", Devices(devices.per_node, first)))
     return World(spec, sources, destinations, draw(st.sampled_from([300, 3000, 1 << 20])))
 
 
@@ -170,7 +170,7 @@ def grids(draw, shape):
 
 
 @st.composite
-def cut_sides(draw, tensors, role, cluster, num_copies):
+def cut_sides(draw, tensors, role, devices, num_copies):
     """Cut each tensor `num_copies` times by different grids, and deal the cells of each copy to ranks."""
     num_ranks = draw(st.integers(1, 4))
     owned = [[] for _ in range(num_ranks)]
@@ -181,7 +181,7 @@ def cut_sides(draw, tensors, role, cluster, num_copies):
     num_replicas = draw(st.integers(1, 3))
     maps = [_map_of(shards, Place(role, 0, "", "")) for shards in owned]
     return [
-        replace(maps[rank % num_ranks], place=cluster.place(role, rank)) for rank in range(num_replicas * num_ranks)
+        replace(maps[rank % num_ranks], place=devices.place(role, rank)) for rank in range(num_replicas * num_ranks)
     ]
 
 
@@ -202,7 +202,7 @@ def cut_worlds(draw):
     shapes = {f"t{i}": tuple(shape) for i, shape in enumerate(draw(st.lists(extents, min_size=1, max_size=3)))}
     tensors = Tensors(shapes)
     per_node = draw(st.sampled_from([1, 2, 100]))
-    sources = draw(cut_sides(tensors, "actor", Cluster(per_node), draw(st.sampled_from([1, 1, 2]))))
+    sources = draw(cut_sides(tensors, "actor", Devices(per_node), draw(st.sampled_from([1, 1, 2]))))
     first = draw(st.sampled_from([0, len(sources), 100]))
-    destinations = draw(cut_sides(tensors, "rollout", Cluster(per_node, first), 1))
+    destinations = draw(cut_sides(tensors, "rollout", Devices(per_node, first), 1))
     return World(tensors, sources, destinations, draw(st.sampled_from([40, 1 << 20])))

@@ -4,53 +4,10 @@ A plan is carried out as every rank would: its moves are compiled into the kerne
 What should come out is cut from the canonical tensors by numpy, without the planner.
 """
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 
-from hybridrl.layout.megatron import MegatronLayout, megatron_shard_map
-from hybridrl.layout.shard import Place
-from hybridrl.layout.vllm import VllmLayout, vllm_shard_map
 from hybridrl.reshard import ops
 from hybridrl.reshard.segments import Copy, copy_tables
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Where ranks are: `per_node` devices per node, the first rank on device `first`."""
-
-    per_node: int
-    first: int = 0
-
-    def place(self, role, rank):
-        device = self.first + rank
-        return Place(role, rank, f"node{device // self.per_node}", str(device % self.per_node))
-
-
-def megatron_ranks(layout: MegatronLayout, cluster, role="actor"):
-    """Return the maps of a whole training world; ranks that hold the same share one declaration."""
-    known = {}
-    maps = []
-    for rank in range(layout.sizes.world_size):
-        at = layout.sizes.coordinates(rank)
-        key = (at.tp, at.pp, at.etp, at.ep)
-        if key not in known:
-            known[key] = megatron_shard_map(layout, Place(role, rank, "", ""))
-        maps.append(replace(known[key], place=cluster.place(role, rank)))
-    return maps
-
-
-def vllm_workers(layout: VllmLayout, num_replicas, cluster, role="rollout"):
-    """Return the maps of all workers of `num_replicas` replicas."""
-    base = [
-        vllm_shard_map(layout, tp, Place(role, 0, "", ""), pp_rank=pp, dp_rank=dp)
-        for dp in range(layout.dp)
-        for pp in range(layout.pp)
-        for tp in range(layout.tp)
-    ]
-    return [
-        replace(base[rank % len(base)], place=cluster.place(role, rank)) for rank in range(num_replicas * len(base))
-    ]
 
 
 def slices(box):

@@ -14,16 +14,10 @@ from hybridrl.layout.parallel import ParallelSizes
 from hybridrl.layout.vllm import VllmLayout
 from hybridrl.reshard.bound import lower_bounds
 from hybridrl.reshard.planner import Planner
+from hybridrl.reshard.worlds import Devices, megatron_world, vllm_world
 from tests.unit.layout.models import QWEN3_MOE
 from tests.unit.reshard.random_worlds import World, cut_worlds, megatron_worlds, vllm_worlds, worlds
-from tests.unit.reshard.simulation import (
-    Cluster,
-    brute_force_bytes,
-    carry_out,
-    cut_all,
-    megatron_ranks,
-    vllm_workers,
-)
+from tests.unit.reshard.simulation import brute_force_bytes, carry_out, cut_all
 
 
 def check_exact(plan, destinations, have, want):
@@ -107,6 +101,6 @@ def test_any_cut_of_any_tensors(world):
 def test_64_training_ranks_to_64_generation_ranks():
     spec = model_spec(QWEN3_MOE | {"num_hidden_layers": 4})
     sizes = ParallelSizes(tp=4, pp=4, ep=8, etp=2, dp=4)
-    sources = megatron_ranks(MegatronLayout(spec, sizes, DType.FLOAT32), Cluster(8))
-    destinations = vllm_workers(VllmLayout(spec, 4, DType.FLOAT32, True, dp=2), 8, Cluster(8, first=64))
+    sources = megatron_world(MegatronLayout(spec, sizes, DType.FLOAT32), Devices(8))
+    destinations = vllm_world(VllmLayout(spec, 4, DType.FLOAT32, True, dp=2), 8, Devices(8, first=64))
     check(World(spec, sources, destinations, 1 << 14))
