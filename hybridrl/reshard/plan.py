@@ -9,49 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from hybridrl.layout.box import Box, DType
 from hybridrl.layout.shard import CanonicalTensor, Place
+from hybridrl.reshard.moves import Move, MoveTable, Region
 
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A strided view of a local tensor: element offset, and element stride per canonical dimension."""
-
-    local: str
-    offset: int
-    strides: tuple[int, ...]
-    dtype: DType
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One box that goes from one source to one destination.
-
-    Attributes:
-        source: Index into the plan's sources.
-        destination: Index into the plan's destinations.
-        chunk: Index into the destination's chunks.
-        is_wire: Whether the bytes leave the memory of a device.
-    """
-
-    tensor: str
-    box: Box
-    source: int
-    destination: int
-    read: Region
-    write: Region
-    chunk: int
-    is_wire: bool
-
-    @property
-    def wire_dtype(self) -> DType:
-        """Element type that travels: the narrower of the two sides."""
-        return min(self.read.dtype, self.write.dtype, key=lambda dtype: dtype.itemsize)
-
-    @property
-    def num_bytes(self) -> int:
-        """Payload bytes of this move."""
-        return self.box.num_elements * self.wire_dtype.itemsize
+__all__ = ["Chunk", "Move", "Plan", "Region"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +31,27 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every move from `sources` to `destinations`.
+    """Every move from `sources` to `destinations`, or only those of one rank.
 
     Attributes:
         moves: Ordered by destination, then chunk.
-        chunks: Per destination.
-        canonical: Shape of every tensor that moves.
+        chunks: Per destination; empty for destinations that a rank's part does not describe.
     """
 
     sources: tuple[Place, ...]
     destinations: tuple[Place, ...]
-    moves: tuple[Move, ...]
+    moves: MoveTable
     chunks: tuple[tuple[Chunk, ...], ...]
-    canonical: Mapping[str, CanonicalTensor]
+
+    @cached_property
+    def canonical(self) -> Mapping[str, CanonicalTensor]:
+        """Shape of every tensor that moves."""
+        return self.moves.canonical()
 
     @cached_property
     def wire_bytes(self) -> int:
         """Payload bytes that leave the memory of a device."""
-        return sum(move.num_bytes for move in self.moves if move.is_wire)
+        return int(self.moves.num_bytes[self.moves.is_wire].sum())
 
     def messages(self) -> Iterator[tuple[tuple[int, int, int], list[Move]]]:
         """Yield ((destination, chunk, source), moves) in execution order."""

@@ -6,7 +6,8 @@ Pure and deterministic: equal inputs give equal plans on every rank. A plan is p
   the pieces are disjoint, so when their volumes add up to the volume of the box, every element is received exactly once.
 * Each destination's own map was proved to write every local element exactly once (``layout/builder.py``).
 
-Among the holders of a piece the same device wins, then the same node, then the holder that serves the fewest bytes so far.
+Among the holders of a piece the same device wins, then the same node; equally near ones share the work (``balance.py``).
+Replicas have equal maps, so cells and pieces are computed once per *distinct* map, and a rank makes moves of its own part only.
 
 Worked example: down_proj of shape (16, 8) held by two sources as columns 0:4 and 4:8; a destination wants rows 0:8. It gets
 two moves, [0:8, 0:4] from the first source and [0:8, 4:8] from the second; 32 + 32 = 64 elements, the volume of [0:8, 0:8].
@@ -14,29 +15,32 @@ two moves, [0:8, 0:4] from the first source and [0:8, 4:8] from the second; 32 +
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-from hybridrl.errors import ReshardError
-from hybridrl.layout.box import Box
-from hybridrl.layout.shard import CanonicalTensor, Place, Shard, ShardMap
-from hybridrl.reshard.plan import Chunk, Move, Plan, Region
+import numpy as np
+
+from hybridrl.reshard.balance import Deal, Wish, deal_out
+from hybridrl.reshard.bound import lower_bound_bytes
+from hybridrl.reshard.boxes import Boxes, IntArray
+from hybridrl.reshard.geometry import Held, Maps, Rows, Wanted, World
+from hybridrl.reshard.moves import MoveTable, RegionTable
+from hybridrl.reshard.plan import Chunk, Plan
 
 DEFAULT_CHUNK_BYTES = 64 << 20
+_NONE: IntArray = np.zeros(0, dtype=np.int64)
+
+__all__ = [
+    "DEFAULT_CHUNK_BYTES",
+    "Planner",
+    "build_plan",
+    "lower_bound_bytes",
+    "plan_for_destination",
+    "plan_for_source",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """A box that its holders all have: (source index, shard that contains the box)."""
-
-    box: Box
-    holders: tuple[tuple[int, Shard], ...]
-
-
-def build_plan(
-    sources: Sequence[ShardMap], destinations: Sequence[ShardMap], *, chunk_bytes: int = DEFAULT_CHUNK_BYTES
-) -> Plan:
+def build_plan(sources: Maps, destinations: Maps, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Plan:
     """Plan every element of every destination.
 
     Args:
@@ -46,180 +50,144 @@ def build_plan(
         ReshardError: Naming the parameter and range when no source holds it, shapes differ, or a destination holds a
             canonical element twice.
     """
-    _check_shapes([*sources, *destinations])
-    cells = {tensor: _cells(holders) for tensor, holders in _holders(sources).items()}
-    loads = [0] * len(sources)
-    moves: list[Move] = []
-    chunks: list[tuple[Chunk, ...]] = []
-    for index, destination in enumerate(destinations):
-        _check_unique(destination)
-        wanted = _moves_to(index, destination, sources, cells, loads)
-        split = [part for move in wanted for part in _split(move, chunk_bytes)]
-        placed, own_chunks = _assign_chunks(destination, split, chunk_bytes)
-        moves += placed
-        chunks.append(own_chunks)
-    canonical: dict[str, CanonicalTensor] = {}
-    for destination in destinations:
-        canonical |= destination.canonical
-    return Plan(
-        tuple(m.place for m in sources), tuple(m.place for m in destinations), tuple(moves), tuple(chunks), canonical
-    )
+    return Planner(sources, destinations, chunk_bytes=chunk_bytes).whole()
 
 
-def lower_bound_bytes(sources: Sequence[ShardMap], destinations: Sequence[ShardMap]) -> int:
-    """Return the fewest bytes that any plan can put on the wire.
+def plan_for_source(sources: Maps, destinations: Maps, source: int, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Plan:
+    """Plan what one source serves: the moves of :func:`build_plan` that name it, in the same order."""
+    return Planner(sources, destinations, chunk_bytes=chunk_bytes).for_source(source)
 
-    What each destination must receive and its device does not hold already: the volume of its boxes less their overlap
-    with what sources on the same device hold, in the narrower element type of the two sides. Computed from the maps alone.
+
+def plan_for_destination(
+    sources: Maps, destinations: Maps, destination: int, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+) -> Plan:
+    """Plan what one destination receives: its moves of :func:`build_plan`, in the same order, and its chunks."""
+    return Planner(sources, destinations, chunk_bytes=chunk_bytes).for_destination(destination)
+
+
+class Planner:
+    """All choices of a plan, made once; parts of it become moves on demand.
+
+    Raises:
+        ReshardError: As :func:`build_plan`.
     """
-    source_item = {shard.tensor: m.tensors[shard.local].dtype.itemsize for m in sources for shard in m.shards}
-    total = 0
-    for destination in destinations:
-        held = _holders([m for m in sources if _same_device(m.place, destination.place)])
-        own = {tensor: [cell.box for cell in _cells(holders)] for tensor, holders in held.items()}
-        for shard in destination.shards:
-            overlaps = (shard.box.intersect(box) for box in own.get(shard.tensor, ()))
-            missing = shard.box.num_elements - sum(box.num_elements for box in overlaps if box)
-            itemsize = destination.tensors[shard.local].dtype.itemsize
-            total += missing * min(itemsize, source_item.get(shard.tensor, itemsize))
-    return total
 
+    def __init__(self, sources: Maps, destinations: Maps, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> None:
+        self._world = world = World.of(sources, destinations)
+        self._held = held = Held.of(world)
+        self._wanted = wanted = Wanted.of(world, held, chunk_bytes)
+        own = [slice(*wanted.bounds[m : m + 2]) for m in range(len(world.destinations.tables))]
+        wishes = [Wish.of(held.holder_set[wanted.cell[part]], wanted.num_bytes[part]) for part in own]
+        demands = [
+            (place, wishes[m]) for place, m in zip(world.destinations.places, world.destinations.table_of, strict=True)
+        ]
+        self._deals = deal_out(world.sources.places, _ranks_of_sets(world, held), demands)
 
-def _check_shapes(maps: Iterable[ShardMap]) -> None:
-    shapes: dict[str, tuple[tuple[int, ...], Place]] = {}
-    for shard_map in maps:
-        for name, tensor in shard_map.canonical.items():
-            shape, place = shapes.setdefault(name, (tensor.shape, shard_map.place))
-            if shape != tensor.shape:
-                raise ReshardError(f"{name}: shape {shape} at {place}, but {tensor.shape} at {shard_map.place}")
+    def whole(self) -> Plan:
+        """Return every move."""
+        every = range(len(self._deals))
+        return self._plan([_Part.of_destination(d, self._deals[d]) for d in every], every)
 
+    def for_source(self, source: int) -> Plan:
+        """Return what one source serves."""
+        parts = [_Part.of_source(source, d, deals) for d, deals in enumerate(self._deals)]
+        return self._plan([part for part in parts if len(part.pieces)], ())
 
-def _holders(sources: Sequence[ShardMap]) -> dict[str, dict[Box, list[tuple[int, Shard]]]]:
-    holders: dict[str, dict[Box, list[tuple[int, Shard]]]] = {}
-    for index, source in enumerate(sources):
-        for shard in source.shards:
-            holders.setdefault(shard.tensor, {}).setdefault(shard.box, []).append((index, shard))
-    return holders
+    def for_destination(self, destination: int) -> Plan:
+        """Return what one destination receives, and its chunks."""
+        return self._plan([_Part.of_destination(destination, self._deals[destination])], (destination,))
 
-
-def _cells(holders: dict[Box, list[tuple[int, Shard]]]) -> list[_Cell]:
-    boxes = sorted(holders)
-    if not any(a.intersect(b) for a, b in _neighbours(boxes)):
-        return [_Cell(box, tuple(holders[box])) for box in boxes]
-    cuts = [sorted({edge for box in boxes for edge in (box.start[d], box.stop[d])}) for d in range(len(boxes[0].start))]
-    cells = []
-    for spans in itertools.product(*(itertools.pairwise(edges) for edges in cuts)):
-        cell = Box(tuple(a for a, _ in spans), tuple(b for _, b in spans))
-        found = tuple(entry for box in boxes if box.contains(cell) for entry in holders[box])
-        if found:
-            cells.append(_Cell(cell, found))
-    return cells
-
-
-def _neighbours(boxes: list[Box]) -> Iterator[tuple[Box, Box]]:
-    """Yield the pairs of sorted boxes whose first ranges meet; all others are disjoint."""
-    for i, box in enumerate(boxes):
-        for other in itertools.islice(boxes, i + 1, None):
-            if box.start and other.start[0] >= box.stop[0]:
-                break
-            yield box, other
-
-
-def _check_unique(destination: ShardMap) -> None:
-    for tensor, shards in destination.by_tensor().items():
-        boxes = sorted(shard.box for shard in shards)
-        for a, b in _neighbours(boxes):
-            if common := a.intersect(b):
-                raise ReshardError(f"{destination.place}: {tensor} {common} has two homes in the destination's map")
-
-
-def _moves_to(
-    index: int, destination: ShardMap, sources: Sequence[ShardMap], cells: dict[str, list[_Cell]], loads: list[int]
-) -> Iterator[Move]:
-    for shard in destination.shards:
-        pieces = [(cell, box) for cell in cells.get(shard.tensor, ()) if (box := cell.box.intersect(shard.box))]
-        if sum(box.num_elements for _, box in pieces) != shard.box.num_elements:
-            missing = _first_missing(shard.box, [box for _, box in pieces])
-            raise ReshardError(
-                f"{shard.tensor} {missing}: no source holds it, but {destination.place} needs {shard.box} for "
-                f"{shard.local}; check that both sides describe the same model"
-            )
-        for cell, box in pieces:
-            source, holder = _choose(cell, sources, destination.place, loads)
-            move = Move(
-                tensor=shard.tensor,
-                box=box,
-                source=source,
-                destination=index,
-                read=_region(holder, box, sources[source]),
-                write=_region(shard, box, destination),
-                chunk=0,
-                is_wire=not _same_device(sources[source].place, destination.place),
-            )
-            loads[source] += move.num_bytes
-            yield move
-
-
-def _choose(cell: _Cell, sources: Sequence[ShardMap], to: Place, loads: list[int]) -> tuple[int, Shard]:
-    def cost(entry: tuple[int, Shard]) -> tuple[bool, bool, int, int]:
-        place = sources[entry[0]].place
-        return not _same_device(place, to), place.node != to.node, loads[entry[0]], entry[0]
-
-    return min(cell.holders, key=cost)
-
-
-def _same_device(a: Place, b: Place) -> bool:
-    return (a.node, a.device) == (b.node, b.device)
-
-
-def _region(shard: Shard, box: Box, shard_map: ShardMap) -> Region:
-    return Region(shard.local, shard.offset_of(box), shard.strides, shard_map.tensors[shard.local].dtype)
-
-
-def _first_missing(want: Box, have: list[Box]) -> Box:
-    """Return a part of `want` that no box of `have` covers."""
-    cuts = [
-        sorted({want.start[d], want.stop[d], *(edge for box in have for edge in (box.start[d], box.stop[d]))})
-        for d in range(len(want.start))
-    ]
-    for spans in itertools.product(*(itertools.pairwise(edges) for edges in cuts)):
-        cell = Box(tuple(a for a, _ in spans), tuple(b for _, b in spans))
-        if not any(box.contains(cell) for box in have):
-            return cell
-    raise AssertionError((want, have))
-
-
-def _split(move: Move, chunk_bytes: int) -> Iterator[Move]:
-    """Cut a move along its first dimension into parts of at most `chunk_bytes`, where that is possible."""
-    rows = move.box.shape[0] if move.box.shape else 1
-    per_part = max(1, chunk_bytes * rows // max(1, move.num_bytes))
-    if per_part >= rows:
-        yield move
-        return
-    for start in range(0, rows, per_part):
-        box = Box(
-            (move.box.start[0] + start, *move.box.start[1:]),
-            (min(move.box.start[0] + start + per_part, move.box.stop[0]), *move.box.stop[1:]),
+    def _plan(self, parts: Sequence[_Part], described: Collection[int]) -> Plan:
+        world = self._world
+        chunks = {m: self._chunks(m) for m in {world.destinations.table_of[d] for d in described}}
+        return Plan(
+            world.sources.places,
+            world.destinations.places,
+            self._moves(parts),
+            tuple(chunks[m] if d in described else () for d, m in enumerate(world.destinations.table_of)),
         )
-        read, write = (replace(r, offset=r.offset + start * r.strides[0]) for r in (move.read, move.write))
-        yield replace(move, box=box, read=read, write=write)
+
+    def _moves(self, parts: Sequence[_Part]) -> MoveTable:
+        world, held, wanted = self._world, self._held, self._wanted
+        first = [wanted.bounds[world.destinations.table_of[part.destination]] for part in parts]
+        piece = np.concatenate([_NONE, *(part.pieces + at for part, at in zip(parts, first, strict=True))])
+        source = np.concatenate([_NONE, *(part.sources for part in parts)])
+        sizes = np.array([len(part.pieces) for part in parts], dtype=np.int64)
+        destination = np.repeat(np.array([part.destination for part in parts], dtype=np.int64), sizes)
+        pair = wanted.cell[piece] * len(world.sources.tables) + np.array(world.sources.table_of)[source]
+        boxes = wanted.boxes[piece]
+        device_of_source, device_of_destination = _number_devices(world)
+        return MoveTable(
+            names=world.names,
+            shapes=world.shapes,
+            ndims=world.ndims,
+            boxes=boxes,
+            source=source,
+            destination=destination,
+            chunk=wanted.chunk[piece],
+            is_wire=device_of_source[source] != device_of_destination[destination],
+            read=_regions(world.sources.rows, held.row[np.searchsorted(held.pair, pair)], boxes),
+            write=_regions(world.destinations.rows, wanted.row[piece], boxes),
+        )
+
+    def _chunks(self, table: int) -> tuple[Chunk, ...]:
+        """Return the chunks of a destination map; both its pieces' local tensors and their chunks ascend."""
+        rows, wanted = self._world.destinations.rows, self._wanted
+        own = slice(wanted.bounds[table], wanted.bounds[table + 1])
+        local, chunk = rows.local[wanted.row[own]], wanted.chunk[own]
+        is_new = (np.diff(local, prepend=-1) != 0) | (np.diff(chunk, prepend=-1) != 0)
+        local, chunk = local[is_new], chunk[is_new]
+        is_last = np.diff(local, append=-1) != 0
+        chunks: list[tuple[list[str], list[str]]] = [([], []) for _ in range(int(chunk[-1]) + 1 if len(chunk) else 0)]
+        for name, index, completes in zip(local.tolist(), chunk.tolist(), is_last.tolist(), strict=True):
+            touched, completed = chunks[index]
+            touched.append(rows.local_names[name])
+            if completes:
+                completed.append(rows.local_names[name])
+        return tuple(Chunk(i, tuple(touched), tuple(completed)) for i, (touched, completed) in enumerate(chunks))
 
 
-def _assign_chunks(destination: ShardMap, moves: list[Move], chunk_bytes: int) -> tuple[list[Move], tuple[Chunk, ...]]:
-    """Fill chunks in the order of the destination's local tensors."""
-    order = {name: position for position, name in enumerate(destination.tensors)}
-    chunk, filled = 0, 0
-    placed: list[Move] = []
-    for move in sorted(moves, key=lambda m: order[m.write.local]):
-        if filled and filled + move.num_bytes > chunk_bytes:
-            chunk, filled = chunk + 1, 0
-        filled += move.num_bytes
-        placed.append(replace(move, chunk=chunk))
-    last_chunk = {move.write.local: move.chunk for move in placed}
-    touched: list[dict[str, None]] = [{} for _ in range(chunk + 1)]
-    for move in placed:
-        touched[move.chunk][move.write.local] = None
-    return placed, tuple(
-        Chunk(index, tuple(names), tuple(name for name in names if last_chunk[name] == index))
-        for index, names in enumerate(touched)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Pieces of one destination, ascending, and who serves each."""
+
+    destination: int
+    pieces: IntArray
+    sources: IntArray
+
+    @classmethod
+    def of_destination(cls, destination: int, deals: Sequence[Deal]) -> _Part:
+        pieces = np.concatenate([_NONE, *(deal.pieces for deal in deals)])
+        sources = np.empty_like(pieces)
+        sources[pieces] = np.concatenate([_NONE, *(deal.sources() for deal in deals)])
+        return cls(destination, np.arange(len(pieces)), sources)
+
+    @classmethod
+    def of_source(cls, source: int, destination: int, deals: Sequence[Deal]) -> _Part:
+        pieces = np.sort(np.concatenate([_NONE, *(deal.pieces_of(source) for deal in deals)]))
+        return cls(destination, pieces, np.full_like(pieces, source))
+
+
+def _ranks_of_sets(world: World, held: Held) -> list[list[int]]:
+    ranks: list[list[int]] = [[] for _ in world.sources.tables]
+    for rank, table in enumerate(world.sources.table_of):
+        ranks[table].append(rank)
+    return [sorted(rank for table in tables for rank in ranks[table]) for tables in held.sets]
+
+
+def _number_devices(world: World) -> tuple[IntArray, IntArray]:
+    """Return a number per source and per destination, equal where they are one device."""
+    known: dict[tuple[str, str], int] = {}
+    sources, destinations = (
+        np.array([known.setdefault((p.node, p.device), len(known)) for p in side.places], dtype=np.int64)
+        for side in (world.sources, world.destinations)
     )
+    return sources, destinations
+
+
+def _regions(rows: Rows, row: IntArray, boxes: Boxes) -> RegionTable:
+    """Return where boxes inside the shards `row` lie in their local tensors; keeps only the names that occur."""
+    strides = rows.strides[row]
+    offset = rows.offset[row] + ((boxes.start - rows.boxes.start[row]) * strides).sum(axis=1)
+    used, local = np.unique(rows.local[row], return_inverse=True)
+    return RegionTable(tuple(rows.local_names[i] for i in used), local, offset, strides, rows.dtype[row])

@@ -1,0 +1,310 @@
+"""What the sources of a plan hold and what its destinations want, as disjoint pieces, before anyone is chosen to serve them.
+
+Everything here is computed once per distinct map: replicas have equal maps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hybridrl.errors import ReshardError
+from hybridrl.layout.box import Box
+from hybridrl.layout.shard import Place, ShardMap
+from hybridrl.reshard.boxes import Boxes, IntArray, disjoint_cells, first_missing, first_overlap, match
+from hybridrl.reshard.table import DTYPES, ShardTable, itemsizes, shard_tables
+
+Maps = Sequence[ShardMap | ShardTable]
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One side of a plan.
+
+    Attributes:
+        places: Of every rank.
+        tables: The distinct maps.
+        numbers: For each of them, the number in the world of each of its canonical tensors.
+        table_of: Rank -> index in `tables`.
+    """
+
+    places: tuple[Place, ...]
+    tables: list[ShardTable]
+    numbers: list[IntArray]
+    table_of: list[int]
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The rows of all tables in one."""
+        return Rows.of(self.tables, self.numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Shards of several tables, one after the other.
+
+    Attributes:
+        first: [num_tables] int64, row at which each table starts.
+        boxes: Canonical boxes.
+        table: [num_rows] int64.
+        local: [num_rows] int64, index into `local_names`.
+        offset: [num_rows] int64; `strides` is [num_rows, num_dims].
+        dtype: [num_rows] int64, element type code.
+    """
+
+    first: IntArray
+    boxes: Boxes
+    table: IntArray
+    local: IntArray
+    offset: IntArray
+    strides: IntArray
+    dtype: IntArray
+    local_names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tables: Sequence[ShardTable], numbers: Sequence[IntArray]) -> Rows:
+        """Stack tables; `numbers` are those of :class:`Side`."""
+        sizes = [len(table.tensor) for table in tables]
+        first_local = np.cumsum([0, *(len(table.locals) for table in tables)])
+        local = np.concatenate([table.local + at for table, at in zip(tables, first_local[:-1], strict=True)])
+        return cls(
+            first=np.cumsum([0, *sizes])[:-1],
+            boxes=Boxes(
+                np.concatenate([own[table.tensor] for table, own in zip(tables, numbers, strict=True)]),
+                np.concatenate([table.start for table in tables]),
+                np.concatenate([table.stop for table in tables]),
+            ),
+            table=np.repeat(np.arange(len(sizes)), sizes),
+            local=local,
+            offset=np.concatenate([table.offset for table in tables]),
+            strides=np.concatenate([table.strides for table in tables]),
+            dtype=np.concatenate([table.dtype_codes() for table in tables])[local],
+            local_names=tuple(tensor.name for table in tables for tensor in table.locals),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """Both sides, speaking of the same canonical tensors.
+
+    Attributes:
+        names: Of the canonical tensors, by number.
+        shapes: [num_tensors, num_dims] int64.
+        ndims: [num_tensors] int64.
+
+    Raises:
+        ReshardError: When a tensor has different shapes.
+    """
+
+    sources: Side
+    destinations: Side
+    names: tuple[str, ...]
+    shapes: IntArray
+    ndims: IntArray
+
+    @classmethod
+    def of(cls, sources: Maps, destinations: Maps) -> World:
+        """Recognise equal maps and number the canonical tensors."""
+        tables = shard_tables([*sources, *destinations])
+        num_dims = max(table.num_dims for table in tables)
+        numbers: dict[str, int] = {}
+        sides = [_side(own, numbers, num_dims) for own in (tables[: len(sources)], tables[len(sources) :])]
+        return cls(sides[0], sides[1], tuple(numbers), *_shapes(sides, len(numbers), num_dims))
+
+
+def _side(tables: Sequence[ShardTable], numbers: dict[str, int], num_dims: int) -> Side:
+    """Keep the distinct tables and number their canonical tensors as `numbers` does, which grows."""
+    known: dict[bytes, int] = {}
+    kept: list[ShardTable] = []
+    own: list[IntArray] = []
+    for table in tables:
+        if table.digest not in known:
+            known[table.digest] = len(kept)
+            kept.append(table.widened(num_dims))
+            own.append(np.array([numbers.setdefault(name, len(numbers)) for name in table.names], dtype=np.int64))
+    return Side(tuple(table.place for table in tables), kept, own, [known[table.digest] for table in tables])
+
+
+def _shapes(sides: Sequence[Side], num_tensors: int, num_dims: int) -> tuple[IntArray, IntArray]:
+    """Return shape and number of dimensions by number, and prove that all maps agree on them."""
+    both = [(table, own) for side in sides for table, own in zip(side.tables, side.numbers, strict=True)]
+    shapes = np.zeros((num_tensors, num_dims), dtype=np.int64)
+    ndims, first = np.zeros((2, num_tensors), dtype=np.int64)
+    for index, (table, own) in reversed(list(enumerate(both))):
+        shapes[own], ndims[own], first[own] = table.shapes, table.ndims, index
+    for table, own in both:
+        is_other = (shapes[own] != table.shapes).any(axis=1) | (ndims[own] != table.ndims)
+        for row in np.flatnonzero(is_other)[:1]:
+            place, number = both[first[own[row]]][0].place, own[row]
+            expected, got = (
+                tuple(shapes[number, : ndims[number]].tolist()),
+                tuple(table.shapes[row, : table.ndims[row]].tolist()),
+            )
+            raise ReshardError(f"{table.names[row]}: shape {expected} at {place}, but {got} at {table.place}")
+    return shapes, ndims
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Disjoint cells of all sources.
+
+    Attributes:
+        cells: Sorted by tensor.
+        dtype: [num_cells] int64, element type code.
+        holder_set: [num_cells] int64, index into `sets`.
+        sets: Source maps that hold a cell, ascending.
+        pair: [num_pairs] int64, ascending: cell * number of source maps + source map.
+        row: [num_pairs] int64, the row of that map, in the sources' `rows`, whose box contains the cell.
+    """
+
+    cells: Boxes
+    dtype: IntArray
+    holder_set: IntArray
+    sets: list[tuple[int, ...]]
+    pair: IntArray
+    row: IntArray
+
+    @classmethod
+    def of(cls, world: World) -> Held:
+        """Cut the boxes of all source maps into cells.
+
+        Raises:
+            ReshardError: When two ranks hold a tensor in different element types.
+        """
+        sources, rows = world.sources, world.sources.rows
+        cut = disjoint_cells(rows.boxes)
+        owner, dtype = rows.table[cut.row], rows.dtype[cut.row]
+        is_first = (np.diff(cut.cell, prepend=-1) != 0) | (np.diff(owner, prepend=-1) != 0)
+        opens = np.flatnonzero(np.diff(cut.cell, prepend=-1))
+        for pair in np.flatnonzero(dtype != dtype[opens][cut.cell])[:1]:
+            tensor, other = int(cut.boxes.tensor[cut.cell[pair]]), opens[cut.cell[pair]]
+            at = [f"{DTYPES[dtype[p]].value} at {sources.tables[owner[p]].place}" for p in (other, pair)]
+            raise ReshardError(f"{world.names[tensor]}: {at[0]}, but {at[1]}; keep a tensor in one type on all sources")
+        cell, owner = cut.cell[is_first], owner[is_first]
+        holder_set, sets = _holder_sets(cell, owner)
+        return cls(cut.boxes, dtype[opens], holder_set, sets, cell * len(sources.tables) + owner, cut.row[is_first])
+
+
+def _holder_sets(cell: IntArray, owner: IntArray) -> tuple[IntArray, list[tuple[int, ...]]]:
+    """Group cells by the exact set of maps that hold them; pairs are sorted by cell, then map."""
+    bounds = np.flatnonzero(np.diff(cell, prepend=-1, append=-1)).tolist()
+    packed, width = owner.tobytes(), owner.itemsize
+    known: dict[bytes, int] = {}
+    numbers = [known.setdefault(packed[a * width : b * width], len(known)) for a, b in itertools.pairwise(bounds)]
+    sets = [tuple(np.frombuffer(key, dtype=owner.dtype).tolist()) for key in known]
+    return np.array(numbers, dtype=np.int64), sets
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """What the destination maps want, map by map, cut by the cells and into chunks, in the order of the local tensors.
+
+    Attributes:
+        row: [num_pieces] int64, in the destinations' `rows`.
+        cell: [num_pieces] int64.
+        boxes: Of the pieces; disjoint, and together the boxes of the map.
+        num_bytes: [num_pieces] int64, in the narrower element type of the two sides.
+        chunk: [num_pieces] int64, ascending within a map.
+        bounds: Pieces ``bounds[m] : bounds[m + 1]`` are those of map m.
+    """
+
+    row: IntArray
+    cell: IntArray
+    boxes: Boxes
+    num_bytes: IntArray
+    chunk: IntArray
+    bounds: list[int]
+
+    @classmethod
+    def of(cls, world: World, held: Held, chunk_bytes: int) -> Wanted:
+        """Cut the boxes of every destination map.
+
+        Raises:
+            ReshardError: When an element has two homes in a map, or none among the sources.
+        """
+        parts = [_pieces_of(m, world, held, chunk_bytes) for m in range(len(world.destinations.tables))]
+        return cls(
+            row=np.concatenate([part.row for part in parts]),
+            cell=np.concatenate([part.cell for part in parts]),
+            boxes=Boxes.concatenate([part.boxes for part in parts]),
+            num_bytes=np.concatenate([part.num_bytes for part in parts]),
+            chunk=np.concatenate([part.chunk for part in parts]),
+            bounds=np.cumsum([0, *(len(part.row) for part in parts)]).tolist(),
+        )
+
+
+def _pieces_of(index: int, world: World, held: Held, chunk_bytes: int) -> Wanted:
+    table, rows = world.destinations.tables[index], world.destinations.rows
+    order = np.argsort(table.local, kind="stable") + rows.first[index]
+    boxes = rows.boxes[order]
+    _check_unique(table.place, boxes, world)
+    cell, at = match(held.cells.tensor, boxes.tensor)
+    pieces = held.cells[cell].intersect(boxes[at])
+    is_met = pieces.volumes() > 0
+    cell, at, pieces = cell[is_met], at[is_met], pieces[is_met]
+    found = np.bincount(at, weights=pieces.volumes(), minlength=len(boxes))
+    for lacking in np.flatnonzero(found != boxes.volumes())[:1]:
+        local = rows.local_names[rows.local[order[lacking]]]
+        _refuse_missing(table.place, local, boxes[[lacking]], pieces[at == lacking], world)
+    row = order[at]
+    item = np.minimum(itemsizes(held.dtype[cell]), itemsizes(rows.dtype[row]))
+    pieces, part_of = _split(pieces, item, chunk_bytes)
+    num_bytes = pieces.volumes() * item[part_of]
+    return Wanted(row[part_of], cell[part_of], pieces, num_bytes, _fill(num_bytes, chunk_bytes), [0, len(part_of)])
+
+
+def _check_unique(place: Place, boxes: Boxes, world: World) -> None:
+    ordered = boxes[np.argsort(boxes.tensor, kind="stable")]
+    if overlap := first_overlap(ordered):
+        a, b = (ordered[[row]] for row in overlap)
+        raise ReshardError(f"{place}: {_describe(a.intersect(b), world)} has two homes in the destination's map")
+
+
+def _refuse_missing(place: Place, local: str, wanted: Boxes, pieces: Boxes, world: World) -> None:
+    missing = first_missing(wanted.box(0), pieces.boxes())
+    lacking = Boxes(wanted.tensor, np.array([missing.start]), np.array([missing.stop]))
+    raise ReshardError(
+        f"{_describe(lacking, world)}: no source holds it, but {place} needs {_describe(wanted, world)} for {local}; "
+        "check that both sides describe the same model"
+    )
+
+
+def _describe(boxes: Boxes, world: World) -> str:
+    """Return name and range of the first box."""
+    number, box = int(boxes.tensor[0]), boxes.box(0)
+    ndim = int(world.ndims[number])
+    return f"{world.names[number]} {Box(box.start[:ndim], box.stop[:ndim])}"
+
+
+def _split(pieces: Boxes, item: IntArray, chunk_bytes: int) -> tuple[Boxes, IntArray]:
+    """Cut pieces along their first dimension into parts of at most `chunk_bytes`, where that is possible.
+
+    Returns:
+        The parts, and [num_parts] int64, the piece of each.
+    """
+    rows = pieces.stop[:, 0] - pieces.start[:, 0]
+    per_part = np.maximum(1, chunk_bytes // (pieces.volumes() // rows * item))
+    counts = -(-rows // per_part)
+    part_of = np.repeat(np.arange(len(rows)), counts)
+    index = np.arange(len(part_of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    start, stop = pieces.start[part_of], pieces.stop[part_of]
+    first = start[:, 0] + index * per_part[part_of]
+    stop[:, 0] = np.minimum(first + per_part[part_of], stop[:, 0])
+    start[:, 0] = first
+    return Boxes(pieces.tensor[part_of], start, stop), part_of
+
+
+def _fill(num_bytes: IntArray, chunk_bytes: int) -> IntArray:
+    """Return the chunk of each piece: as many pieces in a row as fit, but at least one."""
+    ends = np.cumsum(num_bytes)
+    chunk = np.zeros(len(ends), dtype=np.int64)
+    first, filled, index = 0, 0, 0
+    while first < len(ends):
+        last = max(first + 1, int(np.searchsorted(ends, filled + chunk_bytes, side="right")))
+        chunk[first:last] = index
+        first, filled, index = last, int(ends[last - 1]), index + 1
+    return chunk

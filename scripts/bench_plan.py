@@ -1,0 +1,311 @@
+"""Measures the planner on large models, prices their weight syncs, and compares with Megatron-core's own planner.
+
+No weights, no processes: the maps of all ranks are declared, and one rank's whole plan is built from them on one thread, what it
+serves and what it receives. Seconds are the best of several repeats. The comparison builds the plan of one rank of a Megatron ->
+Megatron reshard with both planners, in turn, from what each calls its input: shard tables, metadata rosters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import megatron_rosters
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from hybridrl.layout.box import DType
+from hybridrl.layout.families import model_spec
+from hybridrl.layout.megatron import LayerSpec, MegatronLayout, PipelineLayout
+from hybridrl.layout.parallel import ParallelSizes
+from hybridrl.layout.vllm import VllmLayout
+from hybridrl.reshard.bound import lower_bounds
+from hybridrl.reshard.planner import Planner
+from hybridrl.reshard.pricing import PlanPrice, price_plan, price_table
+from hybridrl.reshard.table import ShardTable, shard_tables
+from hybridrl.reshard.topology import H100_CLUSTER
+from hybridrl.reshard.worlds import Devices, megatron_world, vllm_world
+
+PER_NODE = 8
+RANK = 3
+MEGATRON_FOLDER = Path(__file__).resolve().parents[1] / ".venv-mcore19"
+T = TypeVar("T")
+
+QWEN3_30B = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+QWEN3_235B = QWEN3_30B | {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 94,
+    "num_attention_heads": 64,
+    "moe_intermediate_size": 1536,
+}
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One weight sync; generation ranks follow the training ranks unless they are colocated.
+
+    Attributes:
+        expected_gb: Known size of what one generation rank holds.
+        limit_s: Bound on planning for one rank.
+    """
+
+    name: str
+    config: dict[str, object]
+    sizes: ParallelSizes
+    pipeline: PipelineLayout
+    tp: int
+    dp: int
+    num_replicas: int
+    is_colocated: bool
+    expected_gb: float
+    limit_s: float
+
+
+def edges(first: int, last: int) -> PipelineLayout:
+    return PipelineLayout(num_layers_in_first_pipeline_stage=first, num_layers_in_last_pipeline_stage=last)
+
+
+CASES = (
+    Case(
+        "qwen3-30b-a3b 16 -> 8 x TP2",
+        QWEN3_30B,
+        ParallelSizes(tp=2, ep=8, dp=8),
+        PipelineLayout(),
+        tp=2,
+        dp=1,
+        num_replicas=8,
+        is_colocated=False,
+        expected_gb=30.5,
+        limit_s=0.1,
+    ),
+    Case(
+        "qwen3-235b-a22b 64 -> 8 x (TP8 EP8)",
+        QWEN3_235B,
+        ParallelSizes(tp=2, pp=8, ep=8, dp=4),
+        edges(11, 11),
+        tp=8,
+        dp=1,
+        num_replicas=8,
+        is_colocated=False,
+        expected_gb=59.0,
+        limit_s=0.5,
+    ),
+    Case(
+        "qwen3-235b-a22b 128 colocated -> 16 x (TP8 EP8)",
+        QWEN3_235B,
+        ParallelSizes(tp=2, pp=8, ep=8, dp=8),
+        edges(11, 11),
+        tp=8,
+        dp=1,
+        num_replicas=16,
+        is_colocated=True,
+        expected_gb=59.0,
+        limit_s=0.5,
+    ),
+    Case(
+        "deepseek-v3 256 -> 8 x (TP8 DP4 EP32)",
+        DEEPSEEK_V3,
+        ParallelSizes(pp=16, ep=16, dp=16),
+        edges(3, 2),
+        tp=8,
+        dp=4,
+        num_replicas=8,
+        is_colocated=False,
+        expected_gb=47.0,
+        limit_s=2.0,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one case took; bytes are those of the generation rank that has the most, unless named total.
+
+    Attributes:
+        seconds: Plan of one rank, what it serves and what it receives, from the tables of all ranks.
+        maps_seconds: Declaring the maps of all ranks and turning them into tables.
+        whole_seconds: The moves of all ranks.
+        bytes_per_gen_rank: Weights that it receives, from its own device included.
+        lower_bound_bytes: The fewest bytes that it can take off the wire; `wire_bytes` is what the plan lets it take.
+    """
+
+    name: str
+    seconds: float
+    limit_s: float
+    maps_seconds: float
+    whole_seconds: float
+    bytes_per_gen_rank: int
+    expected_gb: float
+    wire_bytes: int
+    lower_bound_bytes: int
+    total_wire_bytes: int
+    total_lower_bound_bytes: int
+    predicted_seconds: float
+
+
+def timed(run: Callable[[], T], repeats: int = 1) -> tuple[float, T]:
+    """Return the least wall time of several runs, and the last result."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        result = run()
+        times.append(time.perf_counter() - start)
+    return min(times), result
+
+
+def declare(case: Case) -> tuple[list[ShardTable], list[ShardTable]]:
+    """Declare the maps of all ranks of both sides, as tables."""
+    spec = model_spec(case.config)
+    training = MegatronLayout(
+        spec, case.sizes, DType.BFLOAT16, LayerSpec.TRANSFORMER_ENGINE, vocab_divisor=128, pipeline=case.pipeline
+    )
+    generation = VllmLayout(spec, case.tp, DType.BFLOAT16, has_expert_parallel=case.tp * case.dp > 2, dp=case.dp)
+    first = 0 if case.is_colocated else case.sizes.world_size
+    return (
+        shard_tables(megatron_world(training, Devices(PER_NODE))),
+        shard_tables(vllm_world(generation, case.num_replicas, Devices(PER_NODE, first))),
+    )
+
+
+def plan_one_rank(sources: list[ShardTable], destinations: list[ShardTable]) -> None:
+    planner = Planner(sources, destinations)
+    planner.for_source(RANK)
+    planner.for_destination(RANK)
+
+
+def measure(case: Case, repeats: int) -> tuple[Result, PlanPrice]:
+    maps_seconds, (sources, destinations) = timed(lambda: declare(case))
+    seconds, _ = timed(lambda: plan_one_rank(sources, destinations), repeats)
+    whole_seconds, plan = timed(lambda: Planner(sources, destinations).whole())
+    bounds = lower_bounds(sources, destinations)
+    price = price_plan(plan, H100_CLUSTER, sum(bounds))
+    assert price.wire_bytes == sum(bounds), (price.wire_bytes, sum(bounds))
+    result = Result(
+        name=case.name,
+        seconds=seconds,
+        limit_s=case.limit_s,
+        maps_seconds=maps_seconds,
+        whole_seconds=whole_seconds,
+        bytes_per_gen_rank=price.bytes_per_destination,
+        expected_gb=case.expected_gb,
+        wire_bytes=max(sum(rank.received_bytes[1:]) for rank in price.destinations),
+        lower_bound_bytes=max(bounds),
+        total_wire_bytes=price.wire_bytes,
+        total_lower_bound_bytes=price.lower_bound_bytes,
+        predicted_seconds=price.seconds,
+    )
+    return result, price
+
+
+def show(results: list[Result]) -> None:
+    columns = (
+        "case",
+        "one rank's plan",
+        "limit",
+        "maps and tables",
+        "whole plan",
+        "per gen rank",
+        "expected",
+        "predicted",
+    )
+    table = Table(*columns, title="Planner, one thread", title_justify="left")
+    for r in results:
+        is_met = r.seconds <= r.limit_s
+        table.add_row(
+            r.name,
+            f"{r.seconds:.3f} s",
+            f"{r.limit_s} s {'met' if is_met else 'MISSED'}",
+            f"{r.maps_seconds:.2f} s",
+            f"{r.whole_seconds:.2f} s",
+            f"{r.bytes_per_gen_rank / 1e9:.2f} GB",
+            f"{r.expected_gb} GB {r.bytes_per_gen_rank / 1e9 / r.expected_gb - 1:+.1%}",
+            f"{r.predicted_seconds:.2f} s",
+        )
+    Console().print(table)
+
+
+def compare(folder: Path, repeats: int) -> megatron_rosters.Comparison:
+    """Plan Qwen3-30B from 16 training ranks to 16 of another layout with both planners."""
+    spec = model_spec(QWEN3_30B)
+    layouts = [
+        MegatronLayout(spec, sizes, DType.BFLOAT16, LayerSpec.TRANSFORMER_ENGINE, vocab_divisor=128)
+        for sizes in (ParallelSizes(tp=2, ep=8, dp=8), ParallelSizes(tp=4, pp=2, ep=4, dp=2))
+    ]
+    return megatron_rosters.compare(
+        folder, "qwen3-30b-a3b 16 -> 16, Megatron -> Megatron", layouts[0], layouts[1], repeats
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument("--repeats", type=int, default=7, help="planning runs per case; the best counts")
+    parser.add_argument("--megatron", type=Path, default=MEGATRON_FOLDER, help="folder with megatron-core 0.19")
+    options = parser.parse_args()
+    console = Console()
+    results = []
+    for case in track(CASES, description="planning", transient=True, console=Console(stderr=True)):
+        result, price = measure(case, options.repeats)
+        results.append(result)
+        console.print(price_table(price, case.name))
+    show(results)
+    comparison = compare(options.megatron, options.repeats) if options.megatron.is_dir() else None
+    if comparison:
+        megatron_rosters.show(comparison)
+    else:
+        console.print(f"no {options.megatron}: `make {options.megatron.name}/.packages` installs it for the comparison")
+    if options.json:
+        print(json.dumps({"results": [asdict(r) for r in results], "comparison": comparison and asdict(comparison)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Every plan, over random models and layouts, is exact, minimal and even, and every rank sees its own part of it."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hybridrl.layout.box import DType
+from hybridrl.layout.families import model_spec
+from hybridrl.layout.megatron import MegatronLayout
+from hybridrl.layout.parallel import ParallelSizes
+from hybridrl.layout.vllm import VllmLayout
+from hybridrl.reshard.bound import lower_bounds
+from hybridrl.reshard.planner import Planner
+from hybridrl.reshard.worlds import Devices, megatron_world, vllm_world
+from tests.unit.layout.models import QWEN3_MOE
+from tests.unit.reshard.random_worlds import World, cut_worlds, megatron_worlds, vllm_worlds, worlds
+from tests.unit.reshard.simulation import brute_force_bytes, carry_out, cut_all
+
+
+def check_exact(plan, destinations, have, want):
+    """Every element has the right value, and as many were written as there are: so each was written exactly once."""
+    for rank, got in enumerate(carry_out(plan, have, destinations)):
+        for name, expected in want[rank].items():
+            assert np.array_equal(got[name], expected, equal_nan=True), (rank, name)
+        num_written = int(plan.moves.boxes.volumes()[plan.moves.destination == rank].sum())
+        assert num_written == sum(int((~np.isnan(values)).sum()) for values in want[rank].values())
+
+
+def nearness(source, destination):
+    same_node = source.node == destination.node
+    return same_node, same_node and source.device == destination.device
+
+
+def check_even(plan, sources):
+    """Replicas that are equally near to every destination differ by at most one piece."""
+    moves = plan.moves
+    served = np.bincount(moves.source, weights=moves.num_bytes * moves.is_wire, minlength=len(sources))
+    for (a, one), (b, other) in itertools.combinations(enumerate(sources), 2):
+        if one.shards is other.shards and all(
+            nearness(one.place, d) == nearness(other.place, d) for d in plan.destinations
+        ):
+            largest = moves.num_bytes[np.isin(moves.source, [a, b])].max(initial=0)
+            assert abs(served[a] - served[b]) <= largest, (one.place, other.place)
+
+
+def check_parts(planner, plan):
+    """Sources and destinations agree: the parts are the plan, in its order."""
+    served, received = ([[] for _ in side] for side in (plan.sources, plan.destinations))
+    for move in plan.moves:
+        served[move.source].append(move)
+        received[move.destination].append(move)
+    for index, moves in enumerate(served):
+        assert list(planner.for_source(index).moves) == moves
+    for index, moves in enumerate(received):
+        part = planner.for_destination(index)
+        assert list(part.moves) == moves
+        assert part.chunks[index] == plan.chunks[index]
+
+
+def check_chunks(plan, chunk_bytes):
+    moves = plan.moves
+    for rank, chunks in enumerate(plan.chunks):
+        own = moves.destination == rank
+        filled = np.bincount(moves.chunk[own], weights=moves.num_bytes[own], minlength=len(chunks))
+        one_row = moves.boxes.volumes() // (moves.boxes.stop - moves.boxes.start)[:, 0] * 4
+        assert (filled <= max(chunk_bytes, one_row.max(initial=0))).all()
+
+
+def check(world):
+    planner = Planner(world.sources, world.destinations, chunk_bytes=world.chunk_bytes)
+    plan = planner.whole()
+    canonical = world.canonical()
+    have, want = cut_all(world.sources, canonical), cut_all(world.destinations, canonical)
+    check_exact(plan, world.destinations, have, want)
+    bounds = brute_force_bytes(world.sources, world.destinations, canonical)
+    received = np.bincount(
+        plan.moves.destination, weights=plan.moves.num_bytes * plan.moves.is_wire, minlength=len(bounds)
+    )
+    assert received.tolist() == bounds == lower_bounds(world.sources, world.destinations)
+    check_even(plan, world.sources)
+    check_parts(planner, plan)
+    check_chunks(plan, world.chunk_bytes)
+
+
+@pytest.mark.parametrize("generation", [vllm_worlds, megatron_worlds])
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_model_from_any_layout_to_any_layout(generation, data):
+    check(data.draw(worlds(generation)))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(world=cut_worlds())
+def test_any_cut_of_any_tensors(world):
+    check(world)
+
+
+def test_64_training_ranks_to_64_generation_ranks():
+    spec = model_spec(QWEN3_MOE | {"num_hidden_layers": 4})
+    sizes = ParallelSizes(tp=4, pp=4, ep=8, etp=2, dp=4)
+    sources = megatron_world(MegatronLayout(spec, sizes, DType.FLOAT32), Devices(8))
+    destinations = vllm_world(VllmLayout(spec, 4, DType.FLOAT32, True, dp=2), 8, Devices(8, first=64))
+    check(World(spec, sources, destinations, 1 << 14))
