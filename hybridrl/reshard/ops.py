@@ -55,7 +55,6 @@ class DeviceTensor(Protocol):
         ...
 
 
-Bytes = NDArray[np.uint8]
 Buffer = DeviceTensor | NDArray[np.generic]
 
 
