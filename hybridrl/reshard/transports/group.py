@@ -106,20 +106,20 @@ class GroupTransport:
             self._finish(peer, work, deadline)
 
     def _receive_all(self, chunks: Sequence[Sequence[tuple[int, Label, Fill]]], deadline: float) -> None:
-        posted = [self._post(chunk) for chunk in chunks[:1]]
+        posted = [self._post(chunk, 0) for chunk in chunks[:1]]
         for number, chunk in enumerate(chunks):
-            posted += [self._post(following) for following in chunks[number + 1 : number + 2]]
+            posted += [self._post(following, (number + 1) % 2) for following in chunks[number + 1 : number + 2]]
             for (peer, label, drain), (slot, work) in zip(chunk, posted.pop(0), strict=True):
                 self._finish(peer, work, deadline)
                 check_label(read_header(slot), label, self._place(peer), self._me)
                 drain(payload(slot, label))
 
-    def _post(self, chunk: Sequence[tuple[int, Label, Fill]]) -> list[tuple[torch.Tensor, dist.Work]]:
-        """Start to receive a chunk into its half of the inbox."""
+    def _post(self, chunk: Sequence[tuple[int, Label, Fill]], half: int) -> list[tuple[torch.Tensor, dist.Work]]:
+        """Start to receive a chunk into one half of the inbox."""
         inbox = self._inboxes[self._endpoint.index]
         posted = []
         for peer, label, _ in chunk:
-            slot = inbox.slot(self._memory, self._run, label.chunk, peer)
+            slot = inbox.slot(self._memory, half, label.chunk, peer)
             with self._named(peer):
                 tag = inbox.step(self._run, label.chunk) % _NUM_TAGS
                 posted.append((slot, self._open().recv([slot], self._first_peer + peer, tag)))

@@ -1,7 +1,7 @@
 """Where the messages of one destination lie: two halves, each with room for one chunk from all of its sources.
 
-Steps count the chunks of a transfer that this transport carries; step s lies in half s % 2. A source may write step s once the
-destination is done with step s - 2. Sources compute the same layout from the plan, so nobody asks anybody for an address, and a
+Steps count the chunks of all transfers that this transport carries. In shared memory step s lies in half s % 2, and a source may
+write it once the destination is done with step s - 2. Sources compute the same layout from the plan, so nobody asks anybody for an address, and a
 destination holds two chunks of staging however many sources it has.
 
 Worked example: chunk 0 has 100 bytes from source 0 and 30 from source 2. Each message begins with a header of 64 bytes and on a
@@ -39,9 +39,9 @@ class Inbox:
     half_bytes: int
     sources: tuple[int, ...]
 
-    def slot(self, memory: torch.Tensor, run: int, chunk: int, source: int) -> torch.Tensor:
-        """Return the header and payload of one message inside the two halves, in the `run`-th transfer."""
-        start = self.step(run, chunk) % 2 * self.half_bytes + self.offsets[chunk, source]
+    def slot(self, memory: torch.Tensor, half: int, chunk: int, source: int) -> torch.Tensor:
+        """Return the header and payload of one message inside one of the two halves."""
+        start = half * self.half_bytes + self.offsets[chunk, source]
         return memory[start : start + self.sizes[chunk, source]]
 
     def step(self, run: int, chunk: int) -> int:

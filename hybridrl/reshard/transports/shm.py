@@ -133,7 +133,7 @@ class ShmTransport:
         if box.get(_CONSUMED) < step - 1:
             self._check_open(bool(is_closed), peer.place)
             return False
-        slot = box.inbox.slot(box.halves, self._run, label.chunk, me)
+        slot = box.inbox.slot(box.halves, step % 2, label.chunk, me)
         fill(payload(slot, label))
         write_header(slot, label)
         self._flush()
@@ -144,6 +144,8 @@ class ShmTransport:
     def _receive_chunk(self, chunk: int, waiting: list[tuple[int, Label, Fill]], deadline: float) -> None:
         box = self._mailbox
         assert box is not None, "receipts without sources"
+        step = box.inbox.step(self._run, chunk)
+        box.set(_CONSUMED, step)  # earlier steps may have had no message for this process
         while waiting:
             late = [receipt for receipt in waiting if not self._receive(box, *receipt)]
             if len(late) == len(waiting):
@@ -152,14 +154,15 @@ class ShmTransport:
                 self._rest(deadline, f"{peer} sends chunk {label.chunk} of version {label.version}")
             waiting = late
         self._flush()
-        box.set(_CONSUMED, box.inbox.step(self._run, chunk) + 1)
+        box.set(_CONSUMED, step + 1)
 
     def _receive(self, box: _Mailbox, source: int, label: Label, drain: Fill) -> bool:
         is_closed = box.get(_CLOSED, source)
-        if box.get(_WRITTEN, source) <= box.inbox.step(self._run, label.chunk):
+        step = box.inbox.step(self._run, label.chunk)
+        if box.get(_WRITTEN, source) <= step:
             self._check_open(bool(is_closed), self._endpoint.peers[source])
             return False
-        slot = box.inbox.slot(box.halves, self._run, label.chunk, source)
+        slot = box.inbox.slot(box.halves, step % 2, label.chunk, source)
         check_label(read_header(slot), label, self._endpoint.peers[source], self._me)
         drain(payload(slot, label))
         return True
