@@ -78,15 +78,20 @@ class GroupTransport:
         self._group = None
 
     def _connect(self, rendezvous: Rendezvous, rank: int, join: Join) -> Any:
-        plan = self._endpoint.plan
-        world_size = len(plan.sources) + len(plan.destinations)
-        timeout = timedelta(seconds=rendezvous.timeout_s)
+        places = (*self._endpoint.plan.sources, *self._endpoint.plan.destinations)
+        missing = [str(place) for place in places[:1] if rank != 0]  # the first holds the store
         try:
-            return join(connect_store(rendezvous, is_master=rank == 0), rank, world_size, timeout)
+            store = connect_store(rendezvous, is_master=rank == 0)
+            store.set(f"rank-{rank}", "here")
+            try:
+                return join(store, rank, len(places), timedelta(seconds=rendezvous.timeout_s))
+            except (RuntimeError, dist.DistError):
+                missing = [str(place) for i, place in enumerate(places) if not store.check([f"rank-{i}"])]
+                raise
         except (RuntimeError, dist.DistError) as e:
             raise ReshardError(
-                f"{self._me}: could not connect to {world_size - 1} peers through {rendezvous.host}:{rendezvous.port} "
-                f"within {rendezvous.timeout_s:g} s ({e})"
+                f"{self._me}: could not connect to {', '.join(missing) or 'its peers'} through {rendezvous.host}:"
+                f"{rendezvous.port} within {rendezvous.timeout_s:g} s ({e})"
             ) from e
 
     def _send_all(self, sends: Sequence[tuple[int, Label, Fill]], deadline: float) -> None:
