@@ -24,5 +24,14 @@ def canonical_checksum(
     on_cuda: bool,
     stream: int,
 ) -> NDArray[np.uint64]: ...
+def verified_copy(
+    segments: NDArray[np.int64],
+    sources: NDArray[np.int64],
+    destinations: NDArray[np.int64],
+    itemsize: int,
+    num_slots: int,
+    side_code: int,
+    num_threads: int,
+) -> NDArray[np.uint64]: ...
 def load_acquire(address: int) -> int: ...
 def store_release(address: int, value: int) -> None: ...

@@ -4,6 +4,7 @@
 
 #include "checksum.hpp"
 #include "segmented_copy.hpp"
+#include "verified_copy.hpp"
 
 namespace py = pybind11;
 using Table = py::array_t<int64_t, py::array::c_style>;
@@ -72,6 +73,22 @@ py::array_t<uint64_t> canonical_checksum(const Table& segments, const Table& buf
   return sums;
 }
 
+py::array_t<uint64_t> verified_copy(const Table& segments, const Table& sources, const Table& destinations,
+                                    int64_t itemsize, int64_t num_slots, int side_code, int num_threads) {
+  using namespace hybridrl;
+  const auto [rows, count] = rows_of<VerifiedSegment>(segments, "segments");
+  const auto [src, num_src] = rows_of<Buffer>(sources, "sources");
+  const auto [dst, num_dst] = rows_of<Buffer>(destinations, "destinations");
+  check_copy(rows, count, src, num_src, dst, num_dst, Cast::kNone, false);
+  check_verified(rows, count, itemsize, num_slots);
+  py::array_t<uint64_t> sums(num_slots);
+  uint64_t* out = sums.mutable_data();
+  std::fill(out, out + num_slots, 0);
+  const py::gil_scoped_release release;
+  verified_copy_cpu(rows, count, src, dst, itemsize, static_cast<Side>(side_code), num_threads, out);
+  return sums;
+}
+
 // Shared-memory flags: a reader that sees a stored value sees everything that was written before it.
 int64_t load_acquire(uintptr_t address) {
   return __atomic_load_n(reinterpret_cast<const int64_t*>(address), __ATOMIC_ACQUIRE);
@@ -86,6 +103,7 @@ PYBIND11_MODULE(_C, module) {
   module.attr("has_cuda") = kHasCuda;
   module.def("segmented_copy", &segmented_copy);
   module.def("canonical_checksum", &canonical_checksum);
+  module.def("verified_copy", &verified_copy);
   module.def("load_acquire", &load_acquire);
   module.def("store_release", &store_release);
 }

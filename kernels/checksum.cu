@@ -18,45 +18,42 @@ struct ChecksumTask {
   bool is_wide;  // a unit is a 16-byte vector of elements, not one element
 };
 
-// u * sum(t * (b + 1)) over the `kCount` elements of one unit; `kCount` may reach over the end of a block.
+// The sum over one unit, which begins at `index`. The factors of a word's elements are that of the word, shifted to
+// their place.
 template <typename Stored, bool kRound, int kCount>
-__device__ uint64_t sum_unit(const Stored (&values)[kCount], uint64_t index, uint64_t seed, const uint64_t* factors) {
-  uint64_t sum = 0, run = 0, upper_run = 0;
-  uint64_t block = index / kMixBlock;
-  const auto close_block = [&] {
-    sum += block_factor(seed, block) * run;
-    if constexpr (sizeof(Stored) == 8) sum += block_factor(seed ^ kUpperHalf, block) * upper_run;
-  };
+__device__ uint64_t sum_unit(const Stored (&values)[kCount], uint64_t index, uint64_t key, const uint32_t* factors) {
+  constexpr uint64_t kItem = kRound ? 2 : sizeof(Stored);
+  uint64_t sum = 0, run = 0, block = index * kItem / 4 / kMixBlock;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if ((index + i) / kMixBlock != block) {
-      close_block();
-      run = upper_run = 0;
-      ++block;
+    const uint64_t byte = (index + i) * kItem, word = byte / 4;
+    if (word / kMixBlock != block) {
+      sum += block_factor(key, block) * run;
+      run = 0;
+      block = word / kMixBlock;
     }
-    const uint64_t factor = factors[(index + i) % kMixBlock];
-    if constexpr (sizeof(Stored) == 8) {
-      run += factor * ((values[i] & 0xFFFFFFFFull) + 1);
-      upper_run += factor * ((values[i] >> 32) + 1);
+    const uint64_t bits = kRound ? to_bf16(static_cast<uint32_t>(values[i])) : values[i];
+    if constexpr (kItem == 8) {  // both words lie in one block
+      run += factors[word % kMixBlock] * ((bits & 0xFFFFFFFFull) + 1);
+      run += factors[word % kMixBlock + 1] * ((bits >> 32) + 1);
     } else {
-      const uint64_t bits = kRound ? to_bf16(static_cast<uint32_t>(values[i])) : values[i];
-      run += factor * (bits + 1);
+      run += (uint64_t{factors[word % kMixBlock]} << (8 * (byte % 4))) * (bits + 1);
     }
   }
-  close_block();
-  return sum;
+  return sum + block_factor(key, block) * run;
 }
 
 template <typename Stored, bool kRound, typename Vector>
-__device__ uint64_t sum_tile(const ChecksumTask& task, int64_t first, int64_t last, const uint64_t* factors) {
+__device__ uint64_t sum_tile(const ChecksumTask& task, int64_t first, int64_t last, const uint32_t* factors) {
   constexpr int kCount = sizeof(Vector) / sizeof(Stored);
+  const uint64_t key = scramble(task.seed);
   uint64_t sum = 0;
   visit_tile(first, last, task.row_units, [&](int64_t row, int64_t unit) {
     const Vector vector = reinterpret_cast<const Vector*>(task.base + row * task.pitch)[unit];
     Stored values[kCount];
     memcpy(values, &vector, sizeof(Vector));
     const uint64_t index = task.index_start + row * task.index_pitch + unit * kCount;
-    sum += sum_unit<Stored, kRound>(values, index, task.seed, factors);
+    sum += sum_unit<Stored, kRound>(values, index, key, factors);
   });
   return sum;
 }
@@ -65,8 +62,8 @@ template <typename Stored, bool kRound>
 __global__ void __launch_bounds__(kThreads)
     checksum_kernel(const ChecksumTask* tasks, const int64_t* starts, int64_t count, int64_t num_tiles,
                     unsigned long long* sums) {
-  __shared__ uint64_t factors[kMixBlock];
-  for (int i = threadIdx.x; i < kMixBlock; i += kThreads) factors[i] = index_factor(i);
+  __shared__ uint32_t factors[kMixBlock];
+  for (int i = threadIdx.x; i < kMixBlock; i += kThreads) factors[i] = word_factor(i);
   __syncthreads();
   for (int64_t tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
     const int64_t index = task_of(starts, count, tile);

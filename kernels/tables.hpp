@@ -29,6 +29,15 @@ struct ChecksumSegment {
   int64_t seed, slot;
 };
 
+// A copy segment, and the canonical indices of its rows as in ChecksumSegment.
+struct VerifiedSegment : CopySegment {
+  int64_t index_start, index_pitch;
+  int64_t seed, slot;
+};
+
+// Whose memory a checksum reads.
+enum class Side : int { kSource = 0, kDestination = 1 };
+
 enum class Cast : int { kNone = 0, kF32ToBf16 = 1, kBf16ToF32 = 2 };
 
 inline int64_t destination_bytes(Cast cast, int64_t source_bytes) {
@@ -75,8 +84,9 @@ inline void check_alignment(const char* side, int64_t segment, const Rows& r, co
   throw std::invalid_argument(text.str());
 }
 
-inline void check_copy(const CopySegment* segments, int64_t count, const Buffer* src, int64_t num_src,
-                       const Buffer* dst, int64_t num_dst, Cast cast, bool is_cuda) {
+template <typename Segment>
+void check_copy(const Segment* segments, int64_t count, const Buffer* src, int64_t num_src, const Buffer* dst,
+                int64_t num_dst, Cast cast, bool is_cuda) {
   const int64_t itemsize = cast_source_itemsize(cast);
   for (int64_t i = 0; i < count; ++i) {
     const CopySegment& s = segments[i];
@@ -100,11 +110,32 @@ inline void check_copy(const CopySegment* segments, int64_t count, const Buffer*
   }
 }
 
+inline void check_slot(int64_t segment, int64_t slot, int64_t num_slots) {
+  if (slot >= 0 && slot < num_slots) return;
+  throw std::invalid_argument("segment " + std::to_string(segment) + ": slot " + std::to_string(slot) +
+                              " is not in [0, " + std::to_string(num_slots) + ")");
+}
+
+inline void check_itemsize(int64_t itemsize) {
+  if (itemsize == 1 || itemsize == 2 || itemsize == 4 || itemsize == 8) return;
+  throw std::invalid_argument("itemsize is " + std::to_string(itemsize) + ", expected 1, 2, 4 or 8");
+}
+
+inline void check_verified(const VerifiedSegment* segments, int64_t count, int64_t itemsize, int64_t num_slots) {
+  check_itemsize(itemsize);
+  for (int64_t i = 0; i < count; ++i) {
+    if (segments[i].row_bytes % itemsize != 0) {
+      throw std::invalid_argument("segment " + std::to_string(i) + ": row_bytes " +
+                                  std::to_string(segments[i].row_bytes) + " is not a multiple of itemsize " +
+                                  std::to_string(itemsize));
+    }
+    check_slot(i, segments[i].slot, num_slots);
+  }
+}
+
 inline void check_checksum(const ChecksumSegment* segments, int64_t count, const Buffer* buffers, int64_t num_buffers,
                            int64_t itemsize, int64_t num_slots, Cast cast, bool is_cuda) {
-  if (itemsize != 1 && itemsize != 2 && itemsize != 4 && itemsize != 8) {
-    throw std::invalid_argument("itemsize is " + std::to_string(itemsize) + ", expected 1, 2, 4 or 8");
-  }
+  check_itemsize(itemsize);
   if (cast == Cast::kBf16ToF32 || (cast == Cast::kF32ToBf16 && itemsize != 4)) {
     throw std::invalid_argument("a checksum can only cast float32 to bfloat16, got cast " +
                                 std::to_string(static_cast<int>(cast)) + " and itemsize " + std::to_string(itemsize));
@@ -117,10 +148,7 @@ inline void check_checksum(const ChecksumSegment* segments, int64_t count, const
     }
     const Rows read{s.buffer, s.offset, s.pitch, s.rows, s.row_elements * itemsize};
     check_rows("checksum", i, read, buffers, num_buffers);
-    if (s.slot < 0 || s.slot >= num_slots) {
-      throw std::invalid_argument("segment " + std::to_string(i) + ": slot " + std::to_string(s.slot) +
-                                  " is not in [0, " + std::to_string(num_slots) + ")");
-    }
+    check_slot(i, s.slot, num_slots);
     if (is_cuda) check_alignment("checksum", i, read, buffers, itemsize);
   }
 }

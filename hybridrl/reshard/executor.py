@@ -1,7 +1,7 @@
 """Executes one rank's part of a plan: pack -> transport -> unpack, with a canonical checksum on each side.
 
 Compiled once per connection into kernel tables; a run only binds addresses. A source packs each message straight into the
-transport's buffer; a destination goes chunk by chunk, so that it never holds more than one chunk of staging, and its
+transport's buffer; a destination goes chunk by chunk, so that it never holds more than two chunks of staging, and its
 :class:`ChunkSink` decides what "write" means (vLLM materialises a module at a time). The checksums are taken from the
 source's own tensors and from the destination's own tensors, never from the message, so packing, transport and unpacking
 are all inside what is verified.
@@ -9,20 +9,17 @@ are all inside what is verified.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from types import TracebackType
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
-from hybridrl.errors import ReshardError
-from hybridrl.layout.box import contiguous_strides
-from hybridrl.reshard import ops
-from hybridrl.reshard.plan import Chunk, Move, Plan, Region
-from hybridrl.reshard.segments import ChecksumTable, Copy, Table, checksum_tables, copy_tables
+from hybridrl.reshard.clock import Clock
+from hybridrl.reshard.message import LocalMoves, MessageEnd, Staging, Tensors
+from hybridrl.reshard.ops import Side
+from hybridrl.reshard.plan import Chunk, Plan
 from hybridrl.reshard.transports import Label, Transport
 
 
@@ -42,12 +39,14 @@ class TransferReport:
     Attributes:
         checksums: Canonical checksum of each piece; empty when verification is off.
         wire_bytes: Payload that this rank put on or took off the wire, counted from the messages themselves.
-        seconds: Time in "copy", "checksum" and "total".
+        seconds: Time in "copy", "checksum" and "total"; a checksum that is taken along with a copy counts as copy.
+        staging_bytes: Most memory that this rank held beside its tensors: messages in the transport and on the device.
     """
 
     checksums: Mapping[PieceKey, int]
     wire_bytes: int
     seconds: Mapping[str, float]
+    staging_bytes: int = 0
 
 
 class ChunkSink(Protocol):
@@ -76,95 +75,32 @@ class TensorSink:
         """Do nothing: the tensors are live."""
 
 
-class _Side:
-    """One message, compiled for one of its two ends."""
-
-    def __init__(self, plan: Plan, moves: Sequence[Move], *, is_source: bool) -> None:
-        regions = [move.read if is_source else move.write for move in moves]
-        self.locals = tuple(dict.fromkeys(region.local for region in regions))
-        buffers = {name: index for index, name in enumerate(self.locals)}
-        self.num_bytes = sum(move.num_bytes for move in moves)
-        self._is_source = is_source
-        self._copies: list[tuple[ops.Cast, Table]] = copy_tables(_packed_copies(moves, buffers, is_source=is_source))
-        self._tensors = tuple(dict.fromkeys(move.tensor for move in moves))
-        slots = {tensor: slot for slot, tensor in enumerate(self._tensors)}
-        self._checksums: list[ChecksumTable] = checksum_tables(
-            moves, buffers, slots, plan.canonical, is_source=is_source
-        )
-        self._keys = [PieceKey(tensor, moves[0].source, moves[0].destination) for tensor in self._tensors]
-
-    def copy(self, tensors: Mapping[str, torch.Tensor], message: torch.Tensor) -> None:
-        """Pack the local tensors into the message, or unpack it into them."""
-        local, packed = ops.buffer_table([tensors[name] for name in self.locals]), ops.buffer_table([message])
-        sources, destinations = (local, packed) if self._is_source else (packed, local)
-        for cast, table in self._copies:
-            ops.segmented_copy(table, sources, destinations, cast=cast)
-
-    def checksum(self, tensors: Mapping[str, torch.Tensor], into: dict[PieceKey, int]) -> None:
-        """Add the canonical checksums of this side's local tensors."""
-        local = ops.buffer_table([tensors[name] for name in self.locals])
-        for part in self._checksums:
-            sums = ops.canonical_checksum(
-                part.table, local, itemsize=part.itemsize, num_slots=len(self._keys), cast=part.cast
-            )
-            for key, value in zip(self._keys, sums.tolist(), strict=True):
-                into[key] = (into.get(key, 0) + value) % 2**64
-
-
-def _packed_copies(moves: Sequence[Move], buffers: Mapping[str, int], *, is_source: bool) -> list[tuple[str, Copy]]:
-    """Lay the moves end to end in the message, the widest elements first so that every one is aligned."""
-    copies, position = [], 0
-    for move in sorted(moves, key=lambda move: -move.wire_dtype.itemsize):
-        item = move.wire_dtype.itemsize
-        packed = Region("", position // item, contiguous_strides(move.box.shape), move.wire_dtype)
-        local = move.read if is_source else move.write
-        sides = (buffers[local.local], local, 0, packed) if is_source else (0, packed, buffers[local.local], local)
-        copies.append((move.tensor, Copy(move.box.shape, *sides)))
-        position += move.num_bytes
-    return copies
-
-
-class _Clock:
-    """Adds up the time spent under each name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {"copy": 0.0, "checksum": 0.0, "total": 0.0}
-
-    def time(self, name: str) -> AbstractContextManager[None]:
-        return _Lap(self.seconds, name)
-
-
-@dataclass(slots=True)
-class _Lap:
-    seconds: dict[str, float]
-    name: str
-    start: float = field(default=0.0)
-
-    def __enter__(self) -> None:
-        self.start = time.perf_counter()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.seconds[self.name] += time.perf_counter() - self.start
-
-
 class Sender:
     """Serves one source rank's part of a plan.
 
     Args:
         source: Index into `plan.sources`.
         verify: Whether to take checksums.
+        local: Destinations in this process, which copy from its tensors themselves (see :class:`Receiver`).
     """
 
-    def __init__(self, plan: Plan, source: int, transport: Transport, *, verify: bool = True) -> None:
+    def __init__(
+        self, plan: Plan, source: int, transport: Transport, *, verify: bool = True, local: Collection[int] = ()
+    ) -> None:
         self._transport = transport
-        self._verify = verify
-        own = [(key, moves) for key, moves in plan.messages() if key[2] == source and moves[0].is_wire]
-        own.sort(key=lambda item: (item[0][1], item[0][0]))
-        self._messages = [(to, chunk, _Side(plan, moves, is_source=True)) for (to, chunk, _), moves in own]
+        self._source = source
+        self._staging = Staging()
+        self._messages: list[tuple[int, int, MessageEnd]] = []
+        self._local: list[tuple[int, LocalMoves]] = []
+        own = sorted((chunk, to, moves) for (to, chunk, frm), moves in plan.messages() if frm == source)
+        for chunk, to, moves in own:
+            if to not in local:
+                end = MessageEnd(moves, plan.canonical, Side.SOURCE, verify=verify, staging=self._staging)
+                self._messages.append((to, chunk, end))
+            elif verify:
+                self._local.append((to, LocalMoves(moves, plan.canonical, Side.SOURCE, verify=True)))
 
-    def run(self, tensors: Mapping[str, torch.Tensor], version: int, deadline_s: float) -> TransferReport:
+    def run(self, tensors: Tensors, version: int, deadline_s: float) -> TransferReport:
         """Send everything once.
 
         Args:
@@ -174,22 +110,24 @@ class Sender:
         Raises:
             ReshardError: When a destination fails or `deadline_s` passes.
         """
-        clock, checksums, sizes = _Clock(), dict[PieceKey, int](), list[int]()
+        clock, checksums, sizes = Clock(), _Checksums(), list[int]()
 
-        def fill(side: _Side, buffer: torch.Tensor) -> None:
-            sizes.append(buffer.nbytes)
-            with clock.time("copy"):
-                side.copy(tensors, buffer)
-            if self._verify:
-                with clock.time("checksum"):
-                    side.checksum(tensors, checksums)
+        def fill(to: int, end: MessageEnd, buffer: torch.Tensor) -> None:
+            sizes.append(buffer.nbytes if end.is_wire else 0)
+            checksums.add(self._source, to, end.run(tensors, buffer, clock))
 
         with clock.time("total"):
-            for to, chunk, side in self._messages:
-                label = Label(version, chunk, side.num_bytes)
-                self._transport.submit_send(to, label, lambda buffer, side=side: fill(side, buffer))  # type: ignore[misc]
+            for to, chunk, end in self._messages:
+                self._transport.submit_send(to, Label(version, chunk, end.num_bytes), partial(fill, to, end))
             self._transport.run(deadline_s)
-        return TransferReport(checksums, sum(sizes), clock.seconds)
+            for to, moves in self._local:
+                checksums.add(self._source, to, moves.checksum(tensors, clock))
+        return TransferReport(
+            checksums.of_piece,
+            sum(sizes),
+            clock.seconds,
+            self._transport.staging_bytes + self._staging.num_bytes,
+        )
 
 
 class Receiver:
@@ -198,21 +136,34 @@ class Receiver:
     Args:
         destination: Index into `plan.destinations`.
         verify: Whether to take checksums.
+        held: Tensors of sources in this process, by index; read at every run. What they have on the same device is copied
+            straight from them, without a message.
     """
 
-    def __init__(self, plan: Plan, destination: int, transport: Transport, *, verify: bool = True) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        destination: int,
+        transport: Transport,
+        *,
+        verify: bool = True,
+        held: Mapping[int, Tensors] | None = None,
+    ) -> None:
         self._transport = transport
         self._verify = verify
+        self._destination = destination
+        self._held = held or {}
+        self._staging = Staging()
         self._chunks = plan.chunks[destination]
-        self._messages: dict[int, list[tuple[int, _Side]]] = {chunk.index: [] for chunk in self._chunks}
+        self._messages: dict[int, list[tuple[int, MessageEnd]]] = {chunk.index: [] for chunk in self._chunks}
+        self._local: dict[int, list[tuple[int, LocalMoves]]] = {chunk.index: [] for chunk in self._chunks}
         for (to, chunk, source), moves in plan.messages():
-            if to == destination:
-                if not moves[0].is_wire:
-                    raise ReshardError(
-                        f"{plan.destinations[to]}: {moves[0].tensor} lies on the same device at {plan.sources[source]}, "
-                        "which this transport cannot read"
-                    )
-                self._messages[chunk].append((source, _Side(plan, moves, is_source=False)))
+            if to == destination and source in self._held:
+                local = LocalMoves(moves, plan.canonical, Side.DESTINATION, verify=verify)
+                self._local[chunk].append((source, local))
+            elif to == destination:
+                end = MessageEnd(moves, plan.canonical, Side.DESTINATION, verify=verify, staging=self._staging)
+                self._messages[chunk].append((source, end))
 
     def run(self, sink: ChunkSink, version: int, deadline_s: float) -> TransferReport:
         """Receive everything once, chunk by chunk.
@@ -220,27 +171,71 @@ class Receiver:
         Raises:
             ReshardError: When a source fails, a message is not the expected one, or `deadline_s` passes.
         """
-        clock, checksums, sizes = _Clock(), dict[PieceKey, int](), list[int]()
-        deadline = time.monotonic() + deadline_s
+        clock, checksums, sizes = Clock(), _Checksums(), list[int]()
+        progress = _Progress(self._chunks, sink, {chunk: len(found) for chunk, found in self._messages.items()})
+
+        def copy_local(chunk: int, tensors: Tensors) -> None:
+            for source, moves in self._local[chunk]:
+                checksums.add(source, self._destination, moves.run(self._held[source], tensors, clock))
+
+        def drain(source: int, chunk: int, end: MessageEnd, buffer: torch.Tensor) -> None:
+            sizes.append(buffer.nbytes if end.is_wire else 0)
+            checksums.add(source, self._destination, end.run(progress.tensors, buffer, clock))
+            progress.message_done(chunk, copy_local)
+
         with clock.time("total"):
-            for chunk in self._chunks:
-                tensors = sink.open(chunk)
+            progress.start(copy_local)
+            for chunk, messages in self._messages.items():
+                for source, end in messages:
+                    label = Label(version, chunk, end.num_bytes)
+                    self._transport.submit_recv(source, label, partial(drain, source, chunk, end))
+            self._transport.run(deadline_s)
+        return TransferReport(
+            checksums.of_piece if self._verify else {},
+            sum(sizes),
+            clock.seconds,
+            self._transport.staging_bytes + self._staging.num_bytes,
+        )
 
-                def drain(side: _Side, buffer: torch.Tensor, tensors: Mapping[str, torch.Tensor] = tensors) -> None:
-                    sizes.append(buffer.nbytes)
-                    with clock.time("copy"):
-                        side.copy(tensors, buffer)
 
-                for source, side in self._messages[chunk.index]:
-                    label = Label(version, chunk.index, side.num_bytes)
-                    self._transport.submit_recv(source, label, lambda buffer, side=side: drain(side, buffer))  # type: ignore[misc]
-                self._transport.run(deadline - time.monotonic())
-                if self._verify:
-                    with clock.time("checksum"):
-                        for _, side in self._messages[chunk.index]:
-                            side.checksum(tensors, checksums)
-                sink.close(chunk)
-        return TransferReport(checksums, sum(sizes), clock.seconds)
+class _Checksums:
+    """Adds up the pieces' checksums."""
+
+    def __init__(self) -> None:
+        self.of_piece: dict[PieceKey, int] = {}
+
+    def add(self, source: int, destination: int, sums: Mapping[str, int]) -> None:
+        for tensor, value in sums.items():
+            key = PieceKey(tensor, source, destination)
+            self.of_piece[key] = (self.of_piece.get(key, 0) + value) % 2**64
+
+
+class _Progress:
+    """Opens and closes the chunks in order; one is open at a time."""
+
+    def __init__(self, chunks: Sequence[Chunk], sink: ChunkSink, num_messages: dict[int, int]) -> None:
+        self._chunks = iter(chunks)
+        self._sink = sink
+        self._num_messages = num_messages
+        self._open: Chunk | None = None
+        self.tensors: Tensors = {}
+
+    def start(self, copy_local: Callable[[int, Tensors], None]) -> None:
+        """Open the next chunk that waits for a message, and complete those before it."""
+        for chunk in self._chunks:
+            self._open, self.tensors = chunk, self._sink.open(chunk)
+            copy_local(chunk.index, self.tensors)
+            if self._num_messages[chunk.index]:
+                return
+            self._sink.close(chunk)
+
+    def message_done(self, chunk: int, copy_local: Callable[[int, Tensors], None]) -> None:
+        """Take note of a message of the open chunk; close it after its last one."""
+        assert self._open is not None and self._open.index == chunk, (self._open, chunk)
+        self._num_messages[chunk] -= 1
+        if not self._num_messages[chunk]:
+            self._sink.close(self._open)
+            self.start(copy_local)
 
 
 def compare_reports(plan: Plan, sources: Sequence[TransferReport], destinations: Sequence[TransferReport]) -> list[str]:

@@ -35,6 +35,13 @@ class Cast(enum.Enum):
     BF16_TO_F32 = 2
 
 
+class Side(enum.Enum):
+    """Whose memory a checksum reads; the value is the kernels' code."""
+
+    SOURCE = 0
+    DESTINATION = 1
+
+
 class DeviceTensor(Protocol):
     """What ``buffer_table`` reads of a torch tensor."""
 
@@ -135,6 +142,42 @@ def canonical_checksum(
         )
     except (TypeError, ValueError, RuntimeError) as e:
         raise ReshardError(f"canonical_checksum: {e}") from e
+    return sums
+
+
+def verified_copy(
+    segments: Table,
+    sources: Table,
+    destinations: Table,
+    *,
+    side: Side,
+    itemsize: int,
+    num_slots: int,
+    num_threads: int = 0,
+) -> NDArray[np.uint64]:
+    """Copy rows on the CPU and take the canonical checksum of one side along the way, in the time that memory leaves.
+
+    Every word is copied first and read then, from the memory of `side`: at the source what was sent, at the destination what
+    was written there. Equals :func:`segmented_copy` and then :func:`canonical_checksum`.
+
+    Args:
+        segments: [num_segments, 12]: the columns of :func:`segmented_copy`, then index_start, index_pitch (canonical elements),
+            seed, slot.
+        itemsize: Bytes per element: 1, 2, 4 or 8.
+        num_slots: Number of sums.
+
+    Returns:
+        [num_slots] uint64.
+
+    Raises:
+        ReshardError: As :func:`segmented_copy` and :func:`canonical_checksum`.
+    """
+    try:
+        sums: NDArray[np.uint64] = _C.verified_copy(
+            segments, sources, destinations, itemsize, num_slots, side.value, num_threads
+        )
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise ReshardError(f"verified_copy: {e}") from e
     return sums
 
 

@@ -1,13 +1,14 @@
 """How bytes travel between the ranks of a plan.
 
-A transport connects one rank with its peers on the other side. Messages between two ranks keep their order. Every wait is
-bounded; a peer that fails or falls silent becomes a :class:`ReshardError` that names both ranks.
+A transport connects one rank with its peers on the other side. What a destination receives in one chunk lies in one half of its
+inbox (``inbox.py``), so that a chunk arrives while the one before is unpacked. Every wait is bounded; a peer that fails or falls
+silent becomes a :class:`ReshardError` that names both ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -35,12 +36,17 @@ class Label:
 class Transport(Protocol):
     """One rank's connections to the ranks of the other side; peers are indices into the plan."""
 
+    @property
+    def staging_bytes(self) -> int:
+        """Memory that this rank holds for messages."""
+        ...
+
     def submit_send(self, peer: int, label: Label, fill: Fill) -> None:
         """Queue a message; `fill` packs it into a uint8 buffer of `label.num_bytes` once there is room."""
         ...
 
     def submit_recv(self, peer: int, label: Label, drain: Fill) -> None:
-        """Queue a receipt; `drain` reads the uint8 buffer once it has arrived."""
+        """Queue a receipt; `drain` reads the uint8 buffer once it has arrived, after all those of earlier chunks."""
         ...
 
     def run(self, deadline_s: float) -> None:
@@ -57,10 +63,10 @@ class Rendezvous:
     """How the ranks of one plan find each other.
 
     Attributes:
-        kind: "shm" or "gloo".
+        kind: A key of the table in :func:`open_transport`.
         session: Unique per connection; names shared memory and store keys.
-        host: Where source rank 0 listens (gloo).
-        port: Free port on `host` (gloo).
+        host: Where source rank 0 listens (all but shm).
+        port: Free port on `host` (all but shm).
         timeout_s: Bound on connecting.
     """
 
@@ -71,26 +77,69 @@ class Rendezvous:
     timeout_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One rank of a plan, and which of its messages a transport carries.
+
+    Attributes:
+        is_source: Which side `index` counts.
+        same_node: Carry only what stays in a node (True) or leaves it (False); None carries both.
+    """
+
+    plan: Plan
+    index: int
+    is_source: bool
+    same_node: bool | None = None
+
+    @property
+    def place(self) -> Place:
+        """This rank."""
+        return (self.plan.sources if self.is_source else self.plan.destinations)[self.index]
+
+    @property
+    def peers(self) -> tuple[Place, ...]:
+        """The ranks of the other side."""
+        return self.plan.destinations if self.is_source else self.plan.sources
+
+    def carries(self, source: int, destination: int) -> bool:
+        """Whether messages between two ranks belong to this transport; the same on every rank."""
+        if self.same_node is None:
+            return True
+        return (self.plan.sources[source].node == self.plan.destinations[destination].node) is self.same_node
+
+    def only(self, *, same_node: bool) -> Endpoint:
+        """Return this endpoint for the messages inside a node, or between nodes."""
+        return replace(self, same_node=same_node)
+
+
 def open_transport(
     rendezvous: Rendezvous, plan: Plan, *, source: int | None = None, destination: int | None = None
 ) -> Transport:
     """Connect one rank of a plan; every rank of both sides calls it at the same time.
+
+    A process that is a rank of both sides opens both at once, from two threads.
 
     Args:
         source: Index of this rank among the plan's sources, or None.
         destination: Index among the destinations, or None. Exactly one of the two is given.
 
     Raises:
-        ReshardError: When a peer does not appear in time, or for an unknown kind.
+        ReshardError: When a peer does not appear in time, for an unknown kind, or one that needs a device which is not there.
     """
-    from hybridrl.reshard.transports import gloo, shm
+    from hybridrl.reshard.transports import cuda_ipc, gloo, mixed, nccl, shm
 
+    kinds: dict[str, Callable[[Rendezvous, Endpoint], Transport]] = {
+        "shm": shm.ShmTransport,
+        "gloo": gloo.GlooTransport,
+        "mixed": mixed.MixedTransport,
+        "nccl": nccl.NcclTransport,
+        "cuda_ipc": cuda_ipc.CudaIpcTransport,
+    }
+    if rendezvous.kind not in kinds:
+        raise ReshardError(f"transport {rendezvous.kind!r} is unknown; expected one of {', '.join(kinds)}")
     assert (source is None) != (destination is None), (source, destination)
-    if rendezvous.kind == "shm":
-        return shm.ShmTransport(rendezvous, plan, source=source, destination=destination)
-    if rendezvous.kind == "gloo":
-        return gloo.GlooTransport(rendezvous, plan, source=source, destination=destination)
-    raise ReshardError(f"transport {rendezvous.kind!r} is unknown; expected shm or gloo")
+    index = source if source is not None else destination or 0
+    return kinds[rendezvous.kind](rendezvous, Endpoint(plan, index, is_source=source is not None))
 
 
 def remove_leftovers(session: str) -> None:
@@ -99,29 +148,24 @@ def remove_leftovers(session: str) -> None:
         path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Peers:
-    """This rank's view of a plan: itself, and for each peer the largest message that it exchanges with it."""
+def choose_transport(plan: Plan, *, is_cuda: bool) -> str:
+    """Return the kind for weight_sync.transport auto.
 
-    me: Place
-    max_bytes: dict[int, int]
-    places: tuple[Place, ...]
-
-
-def find_peers(plan: Plan, source: int | None, destination: int | None) -> Peers:
-    """Return the peers that exchange wire messages with one rank."""
-    max_bytes: dict[int, int] = {}
-    for (to, _, frm), moves in plan.messages():
-        if (frm == source or to == destination) and moves[0].is_wire:
-            peer = to if source is not None else frm
-            max_bytes[peer] = max(max_bytes.get(peer, 0), sum(move.num_bytes for move in moves))
-    me = plan.sources[source] if source is not None else plan.destinations[destination or 0]
-    return Peers(me, max_bytes, plan.destinations if source is not None else plan.sources)
+    Inside a node shm, or cuda_ipc between devices; between nodes gloo, or nccl. A CPU plan with both kinds of pairs routes each
+    by its own way (mixed).
+    """
+    nodes = {place.node for place in (*plan.sources, *plan.destinations)}
+    if is_cuda:
+        return "cuda_ipc" if len(nodes) == 1 else "nccl"
+    if len(nodes) == 1:
+        return "shm"
+    is_mixed = bool({place.node for place in plan.sources} & {place.node for place in plan.destinations})
+    return "mixed" if is_mixed else "gloo"
 
 
 def check_label(got: Label, expected: Label, sender: Place, receiver: Place) -> None:
     """Raise ReshardError when a message is not the expected one."""
     if got != expected:
         raise ReshardError(
-            f"{receiver}: message from {sender} is {got}, expected {expected}; a message was lost or is stale"
+            f"{receiver}: message from {sender} is {got}, expected {expected}; a message was lost, cut short or is stale"
         )

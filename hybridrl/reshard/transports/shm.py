@@ -1,8 +1,8 @@
 """Shared memory between ranks of one host: the source packs straight into memory that the destination reads.
 
-One file in ``/dev/shm`` per pair of ranks, with a header page and two slots, so that a destination unpacks one chunk while
-the source packs the next. The file is created and touched by the source, mapped by both, and unlinked as soon as both hold
-it, so nothing stays behind whatever dies. Each counter has one writer, which publishes it after the data it guards.
+One file in ``/dev/shm`` per destination: a control page, then its inbox. The destination creates it, the sources map it, and it is
+unlinked as soon as all hold it, so nothing stays behind whatever dies. Each counter has one writer, which publishes it after the
+data it guards.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -18,70 +19,79 @@ import torch
 from hybridrl.errors import ReshardError
 from hybridrl.layout.shard import Place
 from hybridrl.reshard import ops
-from hybridrl.reshard.plan import Plan
-from hybridrl.reshard.transports import SHARED_MEMORY, Fill, Label, Rendezvous, check_label, find_peers
+from hybridrl.reshard.transports import SHARED_MEMORY, Endpoint, Fill, Label, Rendezvous, check_label
+from hybridrl.reshard.transports.inbox import Inbox, inboxes, payload, read_header, write_header
 
-_NUM_SLOTS = 2
-_HEADER_BYTES = 4096
-_WRITTEN, _CONSUMED, _OPENED, _CLOSED, _LABELS = 0, 8, 16, 24, 32
+_PAGE_BYTES = 4096
+_LINE_WORDS = 8  # each rank's counters have a cache line of their own
+_WRITTEN, _OPENED, _CLOSED = 0, 1, 2  # of a source; a destination has _CONSUMED in place of _WRITTEN
+_CONSUMED = 0
 _POLL_S = 50e-6
 
 
-class _Channel:
-    """The mapped file of one (source, destination) pair."""
+class _Mailbox:
+    """The mapped file of one destination."""
 
-    def __init__(self, path: Path, slot_bytes: int) -> None:
+    def __init__(self, path: Path, inbox: Inbox, halves: torch.Tensor | None) -> None:
         self.path = path
-        self.slot_bytes = slot_bytes
-        size = _HEADER_BYTES + _NUM_SLOTS * slot_bytes
-        self.memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
-        self.words = self.memory[:_HEADER_BYTES].view(torch.int64)
+        self.inbox = inbox
+        self._lines = {source: _LINE_WORDS * (1 + i) for i, source in enumerate(inbox.sources)}
+        control = control_bytes(inbox)
+        size = control + (2 * inbox.half_bytes if halves is None else 0)
+        memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+        self._words = memory[:control].view(torch.int64)
+        self.halves = _pinned(memory[control:]) if halves is None else halves
 
-    def get(self, word: int) -> int:
-        return ops.load_acquire(self.words.data_ptr() + 8 * word)
+    def get(self, word: int, source: int | None = None) -> int:
+        """Read a counter of a source, or of the destination."""
+        return ops.load_acquire(self._address(word, source))
 
-    def set(self, word: int, value: int) -> None:
-        ops.store_release(self.words.data_ptr() + 8 * word, value)
+    def set(self, word: int, value: int, source: int | None = None) -> None:
+        """Publish a counter."""
+        ops.store_release(self._address(word, source), value)
 
-    def slot(self, message: int, num_bytes: int) -> torch.Tensor:
-        start = _HEADER_BYTES + message % _NUM_SLOTS * self.slot_bytes
-        return self.memory[start : start + num_bytes]
+    def release(self) -> None:
+        """Give pinned memory back to the operating system."""
+        if torch.cuda.is_available() and not self.halves.is_cuda:
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self.halves.data_ptr()))
 
-    def write_label(self, message: int, label: Label) -> None:
-        at = _LABELS + message % _NUM_SLOTS * 8
-        self.words[at : at + 3] = torch.tensor([label.version, label.chunk, label.num_bytes])
-
-    def read_label(self, message: int) -> Label:
-        at = _LABELS + message % _NUM_SLOTS * 8
-        return Label(*self.words[at : at + 3].tolist())
+    def _address(self, word: int, source: int | None) -> int:
+        line = 0 if source is None else self._lines[source]
+        return self._words.data_ptr() + 8 * (line + word)
 
 
 @dataclass(slots=True)
-class _Peer:
+class _Outgoing:
+    """A source's view of one destination."""
+
     place: Place
-    channel: _Channel
-    queue: list[tuple[Label, Fill]]
-    message: int = 0
+    mailbox: _Mailbox
+    queue: list[tuple[Label, Fill]] = field(default_factory=list)
 
 
 class ShmTransport:
     """Shared-memory transport; see :class:`hybridrl.reshard.transports.Transport`."""
 
-    def __init__(self, rendezvous: Rendezvous, plan: Plan, *, source: int | None, destination: int | None) -> None:
-        found = find_peers(plan, source, destination)
-        self._me = found.me
-        self._is_source = source is not None
-        self._order: list[int] = []
-        self._peers: dict[int, _Peer] = {}
+    def __init__(self, rendezvous: Rendezvous, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._me = endpoint.place
+        self._run = 0
+        self._peers: dict[int, _Outgoing] = {}
+        self._mailbox: _Mailbox | None = None
+        self._receipts: list[tuple[int, Label, Fill]] = []
         deadline = time.monotonic() + rendezvous.timeout_s
-        for peer, max_bytes in found.max_bytes.items():
-            pair = (source, peer) if source is not None else (peer, destination)
-            path = SHARED_MEMORY / f"hybridrl-{rendezvous.session}-{pair[0]}-{pair[1]}"
-            slot_bytes = -(-max_bytes // _HEADER_BYTES) * _HEADER_BYTES
-            channel = self._create(path, slot_bytes) if self._is_source else self._attach(path, slot_bytes, deadline)
-            self._peers[peer] = _Peer(found.places[peer], channel, [])
-        if self._is_source:
-            self._await_destinations(deadline)
+        for destination, inbox in inboxes(endpoint).items():
+            path = SHARED_MEMORY / f"hybridrl-{rendezvous.session}-{destination}"
+            if endpoint.is_source:
+                place = endpoint.peers[destination]
+                self._peers[destination] = _Outgoing(place, self._attach(path, destination, inbox, deadline))
+            else:
+                self._mailbox = self._create(path, inbox, deadline)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Size of this rank's own inbox; sources have no memory of their own."""
+        return self._mailbox.halves.nbytes if self._mailbox else 0
 
     def submit_send(self, peer: int, label: Label, fill: Fill) -> None:
         """Queue a message for a destination."""
@@ -89,59 +99,96 @@ class ShmTransport:
 
     def submit_recv(self, peer: int, label: Label, drain: Fill) -> None:
         """Queue a receipt from a source."""
-        self._peers[peer].queue.append((label, drain))
+        self._receipts.append((peer, label, drain))
 
     def run(self, deadline_s: float) -> None:
-        """Carry out the queues of all peers, whichever is ready first."""
+        """Carry out the queues: a source serves whoever has room, a destination takes chunk after chunk."""
         deadline = time.monotonic() + deadline_s
-        step = self._send_next if self._is_source else self._receive_next
+        receipts, self._receipts = self._receipts, []
         while pending := [peer for peer in self._peers.values() if peer.queue]:
-            num_done = sum(step(peer) for peer in pending)
-            if not num_done:
-                self._check(pending, deadline)
-                time.sleep(_POLL_S)
+            if not sum(self._send_next(peer) for peer in pending):
+                label = pending[0].queue[0][0]
+                self._rest(deadline, f"{pending[0].place} reads chunk {label.chunk} of version {label.version}")
+        for chunk, group in groupby(receipts, key=lambda receipt: receipt[1].chunk):
+            self._receive_chunk(chunk, list(group), deadline)
+        self._run += 1
 
     def close(self) -> None:
         """Tell the peers and unmap."""
         for peer in self._peers.values():
-            peer.channel.set(_CLOSED, 1)
-            peer.channel.path.unlink(missing_ok=True)
+            peer.mailbox.set(_CLOSED, 1, self._endpoint.index)
+            peer.mailbox.release()
+        if self._mailbox:
+            self._mailbox.set(_CLOSED, 1)
+            self._mailbox.release()
         self._peers.clear()
+        self._mailbox = None
 
-    def _send_next(self, peer: _Peer) -> bool:
-        if peer.message - peer.channel.get(_CONSUMED) >= _NUM_SLOTS:
+    def _send_next(self, peer: _Outgoing) -> bool:
+        label, fill = peer.queue[0]
+        box, me = peer.mailbox, self._endpoint.index
+        is_closed = box.get(_CLOSED)
+        step = box.inbox.step(self._run, label.chunk)
+        if box.get(_CONSUMED) < step - 1:
+            self._check_open(bool(is_closed), peer.place)
             return False
-        label, fill = peer.queue.pop(0)
-        fill(peer.channel.slot(peer.message, label.num_bytes))
-        peer.channel.write_label(peer.message, label)
-        peer.message += 1
-        peer.channel.set(_WRITTEN, peer.message)
+        slot = box.inbox.slot(box.halves, step % 2, label.chunk, me)
+        fill(payload(slot, label))
+        write_header(slot, label)
+        self._flush()
+        box.set(_WRITTEN, step + 1, me)
+        peer.queue.pop(0)
         return True
 
-    def _receive_next(self, peer: _Peer) -> bool:
-        if peer.channel.get(_WRITTEN) <= peer.message:
+    def _receive_chunk(self, chunk: int, waiting: list[tuple[int, Label, Fill]], deadline: float) -> None:
+        box = self._mailbox
+        assert box is not None, "receipts without sources"
+        step = box.inbox.step(self._run, chunk)
+        box.set(_CONSUMED, step)  # earlier steps may have had no message for this process
+        while waiting:
+            late = [receipt for receipt in waiting if not self._receive(box, *receipt)]
+            if len(late) == len(waiting):
+                source, label, _ = late[0]
+                peer = self._endpoint.peers[source]
+                self._rest(deadline, f"{peer} sends chunk {label.chunk} of version {label.version}")
+            waiting = late
+        self._flush()
+        box.set(_CONSUMED, step + 1)
+
+    def _receive(self, box: _Mailbox, source: int, label: Label, drain: Fill) -> bool:
+        is_closed = box.get(_CLOSED, source)
+        step = box.inbox.step(self._run, label.chunk)
+        if box.get(_WRITTEN, source) <= step:
+            self._check_open(bool(is_closed), self._endpoint.peers[source])
             return False
-        label, drain = peer.queue.pop(0)
-        check_label(peer.channel.read_label(peer.message), label, peer.place, self._me)
-        drain(peer.channel.slot(peer.message, label.num_bytes))
-        peer.message += 1
-        peer.channel.set(_CONSUMED, peer.message)
+        slot = box.inbox.slot(box.halves, step % 2, label.chunk, source)
+        check_label(read_header(slot), label, self._endpoint.peers[source], self._me)
+        drain(payload(slot, label))
         return True
 
-    def _check(self, pending: list[_Peer], deadline: float) -> None:
-        for peer in pending:
-            if peer.channel.get(_CLOSED):
-                raise ReshardError(f"{self._me}: {peer.place} closed its side of the weight sync; see its own error")
+    def _rest(self, deadline: float, until: str) -> None:
+        """Wait for a peer, within bounds."""
         if time.monotonic() > deadline:
-            label = pending[0].queue[0][0]
-            doing = "reads" if self._is_source else "sends"
-            raise ReshardError(
-                f"{self._me}: timed out until {pending[0].place} {doing} chunk {label.chunk} of version {label.version}"
-            )
+            raise ReshardError(f"{self._me}: timed out until {until}")
+        time.sleep(_POLL_S)
 
-    def _create(self, path: Path, slot_bytes: int) -> _Channel:
-        building = path.with_suffix(".new")
-        size = _HEADER_BYTES + _NUM_SLOTS * slot_bytes
+    def _halves(self, destination: int, inbox: Inbox) -> torch.Tensor | None:
+        """Return the inbox of a destination where it is not in the file."""
+        return None
+
+    def _flush(self) -> None:
+        """Wait for what must be done before a counter may say so."""
+
+    def _check_open(self, is_closed: bool, peer: Place) -> None:
+        if is_closed:
+            raise ReshardError(f"{self._me}: {peer} closed its side of the weight sync; see its own error")
+
+    def _create(self, path: Path, inbox: Inbox, deadline: float) -> _Mailbox:
+        halves = self._halves(self._endpoint.index, inbox)
+        building, size = (
+            path.with_suffix(".new"),
+            control_bytes(inbox) + (2 * inbox.half_bytes if halves is None else 0),
+        )
         descriptor = os.open(building, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -154,19 +201,33 @@ class ShmTransport:
         finally:
             os.close(descriptor)
         building.rename(path)
-        return _Channel(path, slot_bytes)
+        box = _Mailbox(path, inbox, halves)
+        try:
+            for source in inbox.sources:
+                text = f"{self._me}: {self._endpoint.peers[source]} did not attach in time"
+                _wait(lambda source=source: bool(box.get(_OPENED, source)), deadline, text)  # type: ignore[misc]
+        finally:
+            path.unlink(missing_ok=True)
+        return box
 
-    def _attach(self, path: Path, slot_bytes: int, deadline: float) -> _Channel:
-        _wait(path.exists, deadline, f"{self._me}: the source did not create {path} in time")
-        channel = _Channel(path, slot_bytes)
-        channel.set(_OPENED, 1)
-        return channel
+    def _attach(self, path: Path, destination: int, inbox: Inbox, deadline: float) -> _Mailbox:
+        place = self._endpoint.peers[destination]
+        _wait(path.exists, deadline, f"{self._me}: {place} did not attach in time, {path} does not exist")
+        box = _Mailbox(path, inbox, self._halves(destination, inbox))
+        box.set(_OPENED, 1, self._endpoint.index)
+        return box
 
-    def _await_destinations(self, deadline: float) -> None:
-        for peer in self._peers.values():
-            opened = peer.channel.get
-            _wait(lambda get=opened: bool(get(_OPENED)), deadline, f"{self._me}: {peer.place} did not attach in time")  # type: ignore[misc]
-            peer.channel.path.unlink(missing_ok=True)
+
+def control_bytes(inbox: Inbox) -> int:
+    """Return the size of the pages with the counters: a line for the destination, and one per source."""
+    return -(-8 * _LINE_WORDS * (1 + len(inbox.sources)) // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def _pinned(memory: torch.Tensor) -> torch.Tensor:
+    """Let devices read and write the memory directly, where there are any."""
+    if torch.cuda.is_available():
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    return memory
 
 
 def _wait(ready: Callable[[], bool], deadline: float, message: str) -> None:

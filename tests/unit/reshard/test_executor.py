@@ -58,6 +58,10 @@ class Tampering:
     def __init__(self, inner, fault):
         self.inner, self.fault = inner, fault
 
+    @property
+    def staging_bytes(self):
+        return self.inner.staging_bytes
+
     def submit_send(self, peer, label, fill):
         self.inner.submit_send(peer, label, fill)
 
@@ -155,5 +159,6 @@ def test_destination_without_room_in_shared_memory_is_named(monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
-    sent, _ = transfer(plan, have, got, "shm", deadline_s=1, timeout_s=1)
-    assert "bytes of shared memory in /dev/shm (No space left on device)" in str(sent[0])
+    sent, received = transfer(plan, have, got, "shm", deadline_s=1, timeout_s=1)
+    assert "bytes of shared memory in /dev/shm (No space left on device)" in str(received[0])
+    assert "rollout rank 0 did not attach in time" in str(sent[0])

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from hybridrl.errors import ReshardError
 from hybridrl.reshard.ops import (
     Cast,
+    Side,
     buffer_table,
     canonical_checksum,
     load_acquire,
     segmented_copy,
     store_release,
     tensor_seed,
+    verified_copy,
 )
 
 MASK = 2**64 - 1
@@ -114,11 +116,13 @@ def scramble(x):
 
 def slow_mix(seed, index, bits, num_bytes=4):
     """The definition in kernels/mix.hpp, in integers of any size."""
+    if num_bytes == 8:
+        return sum(slow_mix(seed, 2 * index + half, bits >> 32 * half & 0xFFFFFFFF) for half in (0, 1)) & MASK
     golden = 0x9E3779B97F4A7C15
-    factor = scramble((index % 1024 + 1) * golden & MASK) | 1
-    block = index // 1024 * golden
-    halves = [(seed, bits)] if num_bytes < 8 else [(seed, bits % 2**32), (seed ^ 0xD1B54A32D192ED03, bits >> 32)]
-    return sum((scramble((scramble(key) + block) & MASK) | 1) * factor * (half + 1) for key, half in halves) & MASK
+    word, byte = divmod(index * num_bytes, 4)
+    factor = scramble((word % 1024 + 1) * golden & MASK) >> 32 | 1
+    block = scramble((scramble(seed) + word // 1024 * golden) & MASK) | 1
+    return block * factor * (bits + 1 << 8 * byte) & MASK
 
 
 def checksum(values, start=0, pitch=None, seed=77, cast=Cast.NONE, num_threads=1):
@@ -139,8 +143,10 @@ def checksum(values, start=0, pitch=None, seed=77, cast=Cast.NONE, num_threads=1
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32])
 def test_checksum_equals_the_definition(dtype):
     values = np.random.default_rng(1).integers(0, np.iinfo(dtype).max, 101).astype(dtype)
-    want = sum(slow_mix(77, 1000 + i, int(v)) for i, v in enumerate(values)) & MASK
-    assert checksum(values, start=1000) == want
+    size = values.itemsize
+    for start in (1000, 1001, 1002, 1003):
+        want = sum(slow_mix(77, start + i, int(v), size) for i, v in enumerate(values)) & MASK
+        assert checksum(values, start=start) == want
 
 
 def test_checksum_of_wide_elements_takes_both_halves():
@@ -256,6 +262,43 @@ def test_zeros_count():
 def test_same_values_elsewhere_have_another_checksum():
     values = np.ones(64, np.uint32)
     assert len({checksum(values), checksum(values, start=64), checksum(values, seed=tensor_seed("other"))}) == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    itemsize=st.sampled_from([1, 2, 4, 8]),
+    side=st.sampled_from(list(Side)),
+    rows=st.integers(1, 40),
+    elements=st.integers(1, 3000),
+    gaps=st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)),
+    start=st.integers(0, 5000),
+    num_threads=st.sampled_from([1, 3]),
+)
+def test_verified_copy_equals_a_copy_and_a_checksum(itemsize, side, rows, elements, gaps, start, num_threads):
+    pitches = [(elements + gap) * itemsize for gap in gaps[:2]]
+    source = np.random.default_rng(5).integers(0, 256, rows * pitches[0], dtype=np.uint8)
+    want, got = (np.full(rows * pitches[1], 7, np.uint8) for _ in range(2))
+    index = [start, elements + gaps[2], 77, 0]
+    copy = [0, 0, pitches[0], 0, 0, pitches[1], rows, elements * itemsize]
+    sources = buffer_table([source])
+    segmented_copy(table(copy), sources, buffer_table([want]))
+    options = {"itemsize": itemsize, "num_slots": 1, "num_threads": num_threads}
+    sums = verified_copy(table([*copy, *index]), sources, buffer_table([got]), side=side, **options)
+    assert np.array_equal(got, want)
+    memory, pitch = (source, pitches[0]) if side is Side.SOURCE else (want, pitches[1])
+    checked = table([0, 0, pitch, rows, elements, *index])
+    assert sums.tolist() == canonical_checksum(checked, buffer_table([memory]), **options).tolist()
+
+
+def test_verified_copy_checks_its_table():
+    buffers = buffer_table([np.zeros(100, np.uint8)])
+    options = {"side": Side.SOURCE, "num_slots": 1}
+    with pytest.raises(ReshardError, match=r"verified_copy: segment 0: source buffer 0 of 1 \(100 bytes\), offset 90"):
+        verified_copy(table([0, 90, 0, 0, 0, 0, 1, 12, 0, 0, 7, 0]), buffers, buffers, itemsize=4, **options)
+    with pytest.raises(ReshardError, match=r"segment 0: slot 1 is not in \[0, 1\)"):
+        verified_copy(table([0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 7, 1]), buffers, buffers, itemsize=4, **options)
+    with pytest.raises(ReshardError, match="segment 0: row_bytes 6 is not a multiple of itemsize 4"):
+        verified_copy(table([0, 0, 0, 0, 0, 0, 1, 6, 0, 0, 7, 0]), buffers, buffers, itemsize=4, **options)
 
 
 def test_rows_outside_their_buffer_are_named_with_values():

@@ -1,0 +1,177 @@
+"""Messages over a torch process group: what gloo and NCCL have in common.
+
+A process group of its own on a store of its own, so that it neither meets nor blocks Megatron's and vLLM's groups. Ranks are
+the plan's sources, then its destinations. Buffers are made once: a source packs one message while the other is on its way, a
+destination has the receipts of the next chunk posted while it unpacks this one. Each step has a tag of its own: a message that
+is not expected is never put where another should be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hybridrl.errors import ReshardError
+from hybridrl.layout.shard import Place
+from hybridrl.reshard.transports import Endpoint, Fill, Label, Rendezvous, check_label
+from hybridrl.reshard.transports.inbox import Inbox, inboxes, payload, read_header, write_header
+
+Allocate = Callable[[int], torch.Tensor]
+Join = Callable[[dist.Store, int, int, timedelta], Any]  # torch declares no send and recv for its backends
+
+_NUM_TAGS = 1 << 30
+_NUM_SEND_BUFFERS = 2
+
+
+class GroupTransport:
+    """Transport over a process group; see :class:`hybridrl.reshard.transports.Transport`.
+
+    Args:
+        allocate: Makes a uint8 buffer of a number of bytes where the group can reach it.
+        join: Makes the group of all ranks.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, endpoint: Endpoint, allocate: Allocate, join: Join) -> None:
+        plan = endpoint.plan
+        self._endpoint = endpoint
+        self._me = endpoint.place
+        self._first_peer = len(plan.sources) if endpoint.is_source else 0
+        self._inboxes = inboxes(endpoint)
+        self._memory = allocate(self._staging_bytes())
+        self._sends: list[tuple[int, Label, Fill]] = []
+        self._receipts: list[tuple[int, Label, Fill]] = []
+        self._run = 0
+        rank = endpoint.index if endpoint.is_source else len(plan.sources) + endpoint.index
+        self._group: Any | None = self._connect(rendezvous, rank, join)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Size of the send buffers, or of the inbox."""
+        return self._memory.nbytes
+
+    def submit_send(self, peer: int, label: Label, fill: Fill) -> None:
+        """Queue a message for a destination."""
+        self._sends.append((peer, label, fill))
+
+    def submit_recv(self, peer: int, label: Label, drain: Fill) -> None:
+        """Queue a receipt from a source."""
+        self._receipts.append((peer, label, drain))
+
+    def run(self, deadline_s: float) -> None:
+        """Send and receive everything queued, in order."""
+        deadline = time.monotonic() + deadline_s
+        sends, self._sends = self._sends, []
+        receipts, self._receipts = self._receipts, []
+        self._send_all(sends, deadline)
+        self._receive_all([list(group) for _, group in groupby(receipts, lambda r: r[1].chunk)], deadline)
+        self._run += 1
+
+    def close(self) -> None:
+        """Close the connections; a waiting peer sees its connection end."""
+        self._group = None
+
+    def _connect(self, rendezvous: Rendezvous, rank: int, join: Join) -> Any:
+        places = (*self._endpoint.plan.sources, *self._endpoint.plan.destinations)
+        missing = [str(place) for place in places[:1] if rank != 0]  # the first holds the store
+        try:
+            store = connect_store(rendezvous, is_master=rank == 0)
+            store.set(f"rank-{rank}", "here")
+            try:
+                return join(store, rank, len(places), timedelta(seconds=rendezvous.timeout_s))
+            except (RuntimeError, dist.DistError):
+                missing = [str(place) for i, place in enumerate(places) if not store.check([f"rank-{i}"])]
+                raise
+        except (RuntimeError, dist.DistError) as e:
+            raise ReshardError(
+                f"{self._me}: could not connect to {', '.join(missing) or 'its peers'} through {rendezvous.host}:"
+                f"{rendezvous.port} within {rendezvous.timeout_s:g} s ({e})"
+            ) from e
+
+    def _send_all(self, sends: Sequence[tuple[int, Label, Fill]], deadline: float) -> None:
+        buffers = self._memory.view(_NUM_SEND_BUFFERS, -1)
+        in_flight: deque[tuple[int, dist.Work]] = deque()
+        for number, (peer, label, fill) in enumerate(sends):
+            if len(in_flight) == _NUM_SEND_BUFFERS:
+                self._finish(*in_flight.popleft(), deadline)
+            inbox = self._inboxes[peer]
+            slot = buffers[number % _NUM_SEND_BUFFERS][: inbox.sizes[label.chunk, self._endpoint.index]]
+            write_header(slot, label)
+            fill(payload(slot, label))
+            with self._named(peer):
+                tag = inbox.step(self._run, label.chunk) % _NUM_TAGS
+                in_flight.append((peer, self._open().send([slot], self._first_peer + peer, tag)))
+        for peer, work in in_flight:
+            self._finish(peer, work, deadline)
+
+    def _receive_all(self, chunks: Sequence[Sequence[tuple[int, Label, Fill]]], deadline: float) -> None:
+        posted = [self._post(chunk, 0) for chunk in chunks[:1]]
+        for number, chunk in enumerate(chunks):
+            posted += [self._post(following, (number + 1) % 2) for following in chunks[number + 1 : number + 2]]
+            for (peer, label, drain), (slot, work) in zip(chunk, posted.pop(0), strict=True):
+                self._finish(peer, work, deadline)
+                check_label(read_header(slot), label, self._place(peer), self._me)
+                drain(payload(slot, label))
+
+    def _post(self, chunk: Sequence[tuple[int, Label, Fill]], half: int) -> list[tuple[torch.Tensor, dist.Work]]:
+        """Start to receive a chunk into one half of the inbox."""
+        inbox = self._inboxes[self._endpoint.index]
+        posted = []
+        for peer, label, _ in chunk:
+            slot = inbox.slot(self._memory, half, label.chunk, peer)
+            with self._named(peer):
+                tag = inbox.step(self._run, label.chunk) % _NUM_TAGS
+                posted.append((slot, self._open().recv([slot], self._first_peer + peer, tag)))
+        return posted
+
+    def _finish(self, peer: int, work: dist.Work, deadline: float) -> None:
+        with self._named(peer):
+            work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+
+    def _staging_bytes(self) -> int:
+        if not self._endpoint.is_source:
+            return sum(2 * inbox.half_bytes for inbox in self._inboxes.values())
+        return _NUM_SEND_BUFFERS * max((_largest(i, self._endpoint.index) for i in self._inboxes.values()), default=0)
+
+    def _open(self) -> Any:
+        if self._group is None:
+            raise ReshardError(f"{self._me}: the transport is closed")
+        return self._group
+
+    def _place(self, peer: int) -> Place:
+        return self._endpoint.peers[peer]
+
+    def _named(self, peer: int) -> _NamedErrors:
+        return _NamedErrors(self._me, self._place(peer))
+
+
+def connect_store(rendezvous: Rendezvous, *, is_master: bool) -> dist.Store:
+    """Open the store of one session; the master holds it."""
+    timeout = timedelta(seconds=rendezvous.timeout_s)
+    tcp = dist.TCPStore(rendezvous.host, rendezvous.port, is_master=is_master, timeout=timeout, wait_for_workers=False)
+    return dist.PrefixStore(rendezvous.session, tcp)
+
+
+def _largest(inbox: Inbox, source: int) -> int:
+    size = max(num_bytes for (_, sender), num_bytes in inbox.sizes.items() if sender == source)
+    return -(-size // 64) * 64
+
+
+class _NamedErrors:
+    """Turns a failed operation into an error that names both ranks."""
+
+    def __init__(self, me: Place, peer: Place) -> None:
+        self._me, self._peer = me, peer
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError):
+            raise ReshardError(f"{self._me}: transfer with {self._peer} failed or timed out ({error})") from error

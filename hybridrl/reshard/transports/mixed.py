@@ -1,0 +1,113 @@
+"""Each pair of ranks by its own way: shared memory inside a node, gloo between nodes.
+
+The two ways run at the same time, each in its own chunk order. A destination's receipts pass a gate, so that it still takes chunk
+after chunk over both, and no two callbacks ever run at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+
+import torch
+
+from hybridrl.errors import ReshardError
+from hybridrl.layout.shard import Place
+from hybridrl.reshard.transports import Endpoint, Fill, Label, Rendezvous, Transport
+from hybridrl.reshard.transports.gloo import GlooTransport
+from hybridrl.reshard.transports.shm import ShmTransport
+
+
+class MixedTransport:
+    """Routes each peer by where it is; see :class:`hybridrl.reshard.transports.Transport`."""
+
+    def __init__(self, rendezvous: Rendezvous, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._gate = _Gate(endpoint.place)
+        far: Transport = GlooTransport(rendezvous, endpoint.only(same_node=False))
+        try:
+            near: Transport = ShmTransport(rendezvous, endpoint.only(same_node=True))
+        except ReshardError:
+            far.close()
+            raise
+        self._ways = {True: near, False: far}
+        self._pool = ThreadPoolExecutor(len(self._ways), "hybridrl-transport")
+
+    @property
+    def staging_bytes(self) -> int:
+        """Of both ways together."""
+        return sum(way.staging_bytes for way in self._ways.values())
+
+    def submit_send(self, peer: int, label: Label, fill: Fill) -> None:
+        """Queue a message for a destination."""
+        self._way(peer).submit_send(peer, label, self._gate.serial(fill))
+
+    def submit_recv(self, peer: int, label: Label, drain: Fill) -> None:
+        """Queue a receipt from a source."""
+        self._way(peer).submit_recv(peer, label, self._gate.after_earlier_chunks(label, drain))
+
+    def run(self, deadline_s: float) -> None:
+        """Run both ways; the first error of either is raised at once, and `close` ends the other."""
+        self._gate.start(deadline_s)
+        futures = [self._pool.submit(way.run, deadline_s) for way in self._ways.values()]
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        if any(future.exception() for future in done):
+            self._gate.abort()
+        for future in sorted(futures, key=lambda future: future not in done):
+            future.result()
+
+    def close(self) -> None:
+        """Close both ways."""
+        for way in self._ways.values():
+            way.close()
+        self._pool.shutdown(wait=False)
+
+    def _way(self, peer: int) -> Transport:
+        return self._ways[self._endpoint.peers[peer].node == self._endpoint.place.node]
+
+
+class _Gate:
+    """Lets callbacks through one at a time, those of a chunk after all of the chunks before."""
+
+    def __init__(self, me: Place) -> None:
+        self._me = me
+        self._changed = threading.Condition()
+        self._open_receipts: Counter[int] = Counter()
+        self._deadline = 0.0
+        self._is_aborted = False
+
+    def start(self, deadline_s: float) -> None:
+        self._deadline = time.monotonic() + deadline_s
+
+    def serial(self, fill: Fill) -> Fill:
+        def call(buffer: torch.Tensor) -> None:
+            with self._changed:
+                fill(buffer)
+
+        return call
+
+    def after_earlier_chunks(self, label: Label, drain: Fill) -> Fill:
+        self._open_receipts[label.chunk] += 1
+
+        def call(buffer: torch.Tensor) -> None:
+            with self._changed:
+                left = max(0.001, self._deadline - time.monotonic())
+                if not self._changed.wait_for(lambda: self._is_aborted or self._is_first(label.chunk), left):
+                    raise ReshardError(f"{self._me}: timed out until the chunks before {label.chunk} are complete")
+                if self._is_aborted:
+                    raise ReshardError(f"{self._me}: the transfer was given up after an error on its other way")
+                drain(buffer)
+                self._open_receipts[label.chunk] -= 1
+                self._changed.notify_all()
+
+        return call
+
+    def abort(self) -> None:
+        with self._changed:
+            self._is_aborted = True
+            self._changed.notify_all()
+
+    def _is_first(self, chunk: int) -> bool:
+        return not any(count for earlier, count in self._open_receipts.items() if earlier < chunk)
