@@ -9,8 +9,9 @@ import torch
 from hybridrl.engines.vllm.messages import Reply, decode, encode
 from hybridrl.engines.vllm.requests import ConnectRequest, LearnRequest, ReceiveRequest
 from hybridrl.engines.vllm.worker import WorkerExtension
-from hybridrl.layout.shard import Place
+from hybridrl.layout.shard import Place, ShardMap
 from hybridrl.reshard.plan import Plan
+from hybridrl.reshard.planner import build_plan
 from hybridrl.reshard.transports import Rendezvous
 from tests.unit.engines.vllm.toy_model import CANONICAL, loaded_toy
 
@@ -27,7 +28,8 @@ def worker() -> WorkerExtension:
 
 
 def plan_to(*destinations: Place) -> Plan:
-    return Plan((Place("actor", 0, "node", "a"),), destinations, (), tuple(() for _ in destinations), {})
+    maps = [ShardMap(place, {}, (), {}) for place in (Place("actor", 0, "node", "a"), *destinations)]
+    return build_plan(maps[:1], maps[1:])
 
 
 def test_ranks_are_numbered_through_the_replicas():
