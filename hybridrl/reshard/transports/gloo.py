@@ -16,6 +16,7 @@ from hybridrl.errors import ReshardError
 from hybridrl.layout.shard import Place
 from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.transports import Fill, Label, Rendezvous, check_label, find_peers
+from hybridrl.reshard.transports.store import address_towards, gloo_group, open_store
 
 _LABEL_TAG, _DATA_TAG = 1, 2
 _MAX_IN_FLIGHT = 2
@@ -35,12 +36,11 @@ class GlooTransport:
         world_size = len(plan.sources) + len(plan.destinations)
         timeout = timedelta(seconds=rendezvous.timeout_s)
         try:
-            tcp = dist.TCPStore(
-                rendezvous.host, rendezvous.port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
-            )
+            tcp = open_store(rendezvous.host, rendezvous.port, is_master=rank == 0, timeout=timeout)
             self._store = dist.PrefixStore(rendezvous.session, tcp)
-            self._group = dist.ProcessGroupGloo(self._store, rank, world_size, timeout)
-        except (RuntimeError, dist.DistError) as e:
+            own = address_towards(rendezvous.host, rendezvous.port)
+            self._group = gloo_group(self._store, rank, world_size, own, timeout)
+        except (OSError, RuntimeError, dist.DistError) as e:
             raise ReshardError(
                 f"{self._me}: could not connect to {world_size - 1} peers through {rendezvous.host}:{rendezvous.port} "
                 f"within {rendezvous.timeout_s:g} s ({e})"
