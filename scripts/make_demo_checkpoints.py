@@ -24,11 +24,17 @@ TASKS = ("calc", "reverse")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", choices=[*TASKS, []], help="both when none is named")
-    tasks = parser.parse_args().tasks or TASKS
+    parser.add_argument("tasks", nargs="*", type=_task, default=TASKS, help="both when none is named")
+    tasks = parser.parse_args().tasks
     write_model_folder(DEMO / "model")
     for task in tasks:
         make_checkpoint(task)
+
+
+def _task(name: str) -> str:
+    if name not in TASKS:
+        raise argparse.ArgumentTypeError(f"got {name!r}, expected one of {', '.join(TASKS)}")
+    return name
 
 
 def write_model_folder(folder: Path) -> None:

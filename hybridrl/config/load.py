@@ -19,7 +19,6 @@ from hybridrl.config.keys import Schema, experiment_schema
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.config.source import Entry, Sources
 from hybridrl.config.values import Value
-from hybridrl.errors import ConfigError
 
 _INTERPOLATION = "${"
 
@@ -53,18 +52,6 @@ class Draft:
     def keys_set(self, section: str) -> tuple[str, ...]:
         """Return the keys of a section, or the key of that name, that were written somewhere."""
         return tuple(key for key in self.origins if f"{key}.".startswith(f"{section}."))
-
-
-def load_config(path: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
-    """Load a configuration.
-
-    Raises:
-        ConfigError: Listing every problem, each with its place.
-    """
-    draft = read_draft(path, overrides)
-    if draft.problems:
-        raise ConfigError(list(draft.problems))
-    return draft.config
 
 
 def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:

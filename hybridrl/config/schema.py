@@ -88,7 +88,7 @@ class ParallelConfig:
     pp_size: int = setting(1, "Pipeline-parallel degree", at_least=1)
     ep_size: int = setting(1, "Expert-parallel degree", at_least=1)
     etp_size: int = setting(1, "Tensor-parallel degree inside each expert", at_least=1)
-    cp_size: int = setting(1, "Context-parallel degree", at_least=1)
+    cp_size: int = setting(1, "Context-parallel degree; only 1 is supported", at_least=1)
     dp_size: int = setting(1, "Data-parallel degree of dense layers", at_least=1)
     sequence_parallel: bool = setting(True, "Shard norms and residuals along the sequence when tp_size > 1")
 
@@ -219,7 +219,10 @@ class TrainerConfig:
         None, "End the run early once eval/accuracy reaches this", above=0, at_most=1
     )
     max_logprob_gap: float | None = setting(
-        None, "Fail the run when |rollout_logprobs - old_logprobs| exceeds this", above=0
+        None,
+        "Fail the run when |rollout_logprobs - old_logprobs| exceeds this at a token sampled by the version being trained; "
+        "older tokens (max_policy_lag > 0) are reported but not bounded",
+        above=0,
     )
     rollout_timeout_s: float = setting(600.0, "Seconds that the rollouts of one step may take", above=0)
     train_timeout_s: float = setting(600.0, "Seconds that one log-prob pass or update may take", above=0)
@@ -236,7 +239,7 @@ class SftConfig:
     tool_fraction: float = setting(
         0.35, "Share of demonstrations that show the rewarded behaviour (generated tasks)", at_least=0, at_most=1
     )
-    output_path: str = setting("runs/sft", "Folder for the HF checkpoint")
+    output_path: str = setting("runs/sft", "Folder for the HF checkpoint, relative to the working directory")
 
 
 @dataclass
@@ -244,9 +247,9 @@ class ExperimentConfig:
     """Everything that one experiment needs."""
 
     name: str = setting("???", "Run name; results go to <runs_dir>/<name>")
-    runs_dir: str = setting("runs", "Folder of all runs")
+    runs_dir: str = setting("runs", "Folder of all runs, relative to the working directory")
     seed: int = setting(1, "Seed of prompts, sampling and initialisation", at_least=0, at_most=2**32 - 1)
-    platform: Platform = setting(Platform.CUDA, "Hardware")
+    platform: Platform = setting(Platform.CUDA, "Hardware; hybridrl train supports cpu only for now")
     placement: Placement = setting(Placement.COLOCATED, "Whether actor and rollout share devices")
     ray_address: str | None = setting(None, "Existing Ray cluster; none starts one on this machine")
     model: ModelConfig = setting(ModelConfig, "Policy")

@@ -102,12 +102,12 @@ class Trainer:
         with phase("reward"):
             batch = self._scored(samples, step)
         with phase("old_logprobs"):
-            old = wait_for(self._actor.logprobs(batch.sequences))
+            old = wait_for(self._actor.logprobs(batch.sequences), beside=self._in_flight)
             gap = check_logprob_gap(batch, old.logprobs, version, self._config.max_logprob_gap)
         ref_logprobs = None
         if self._algorithm.kl_coef > 0:
             with phase("ref_logprobs"):
-                ref_logprobs = wait_for(self._actor.ref_logprobs(batch.sequences)).logprobs
+                ref_logprobs = wait_for(self._actor.ref_logprobs(batch.sequences), beside=self._in_flight).logprobs
         with phase("advantages"):
             epsilon = self._algorithm.advantage_epsilon
             advantages = estimate_advantages(AdvantageEstimator.GRPO, batch.rewards, batch.group_ids, epsilon)
@@ -115,7 +115,7 @@ class Trainer:
             policy = policy_batch(batch, old.logprobs, ref_logprobs, advantages.values, cap)
         with phase("train"):
             parts = mini_batches(policy, self._algorithm.mini_batches_per_step)
-            updates = [wait_for(self._actor.update(part)) for part in parts]
+            updates = [wait_for(self._actor.update(part), beside=self._in_flight) for part in parts]
         with phase("rollout"):
             wait_all(list(self._in_flight))
         with phase("weight_sync"):

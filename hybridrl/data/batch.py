@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+Element = TypeVar("Element", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class PolicyBatch:
         )
 
 
-def pad_rows(rows: Sequence[NDArray[np.generic]], width: int, dtype: type[np.generic]) -> NDArray[np.generic]:
+def pad_rows(rows: Sequence[NDArray[Element]], width: int, dtype: type[Element]) -> NDArray[Element]:
     """Stack ragged rows into [len(rows), width], padded with 0 on the right."""
     out = np.zeros((len(rows), width), dtype=dtype)
     for index, row in enumerate(rows):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridrl.config.schema import DataConfig
-from hybridrl.data.batch import SequenceBatch
+from hybridrl.data.batch import SequenceBatch, pad_rows
 from hybridrl.data.dataset import task_rng
 from hybridrl.data.prompts import Columns, read_prompts
 from hybridrl.data.sample import Prompt
@@ -83,11 +83,9 @@ class TaskDemonstrations:
 def pad_demonstrations(rows: Sequence[Demonstration]) -> tuple[SequenceBatch, NDArray[np.bool_]]:
     """Return right-padded sequences and their [num_samples, max_tokens] bool loss mask."""
     lengths = np.array([len(row.token_ids) for row in rows], dtype=np.int32)
-    token_ids = np.zeros((len(rows), int(lengths.max())), dtype=np.int32)
-    loss_mask = np.zeros(token_ids.shape, dtype=np.bool_)
-    for index, row in enumerate(rows):
-        token_ids[index, : lengths[index]] = row.token_ids
-        loss_mask[index, : lengths[index]] = row.loss_mask
+    width = int(lengths.max())
+    token_ids = pad_rows([row.token_ids for row in rows], width, np.int32)
+    loss_mask = pad_rows([row.loss_mask for row in rows], width, np.bool_)
     return SequenceBatch(token_ids, lengths), loss_mask
 
 

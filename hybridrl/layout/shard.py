@@ -11,7 +11,7 @@ strides=(16, 1))``: canonical rows 8..15 of k_proj start at local row 16, elemen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hybridrl.layout.box import Box, DType
@@ -119,8 +119,3 @@ class ShardMap:
         for shard in self.shards:
             groups.setdefault(shard.tensor, []).append(shard)
         return groups
-
-
-def index_tensors(tensors: Iterable[LocalTensor]) -> dict[str, LocalTensor]:
-    """Index local tensors by name."""
-    return {tensor.name: tensor for tensor in tensors}

@@ -1,6 +1,6 @@
 """Futures of remote calls, and the one way to wait for them.
 
-    gather(a, b)     waits for: every rank of every future        unblocked by: their answers,
+    wait_all(a, b)   waits for: every rank of every future        unblocked by: their answers,
                                                                   the first failure anywhere (then at most `grace_s` more),
                                                                   a future's own deadline
 
@@ -43,13 +43,16 @@ class Future(Protocol[T_co]):
         ...
 
 
-def wait_for(future: Future[A]) -> A:
+def wait_for(future: Future[A], beside: Sequence[Future[Any]] = ()) -> A:
     """Wait for one call.
 
+    Args:
+        beside: Calls in flight whose answers are not needed yet; a failure of one ends the wait as well.
+
     Raises:
-        EngineError: Naming role, rank and phase of the root cause; the role's processes have been ended.
+        EngineError: Naming role, rank and phase of the root cause; the processes of all these roles have been ended.
     """
-    wait_all([future])
+    wait_all([future], beside=beside)
     return future.value()
 
 
@@ -63,10 +66,11 @@ def wait_for_both(first: Future[A], second: Future[B]) -> tuple[A, B]:
     return first.value(), second.value()
 
 
-def wait_all(futures: Sequence[Future[Any]], grace_s: float = GRACE_S) -> None:
+def wait_all(futures: Sequence[Future[Any]], grace_s: float = GRACE_S, beside: Sequence[Future[Any]] = ()) -> None:
     """Wait until every future has its answer.
 
     Args:
+        beside: As in :func:`wait_for`.
         grace_s: Seconds to wait for further failures once one was seen, so that the root cause is among them.
 
     Raises:
@@ -74,12 +78,15 @@ def wait_all(futures: Sequence[Future[Any]], grace_s: float = GRACE_S) -> None:
     """
     give_up_at = float("inf")
     pending = list(futures)
+    watched = [*futures, *beside]
     while pending and time.monotonic() < give_up_at:
         pending = [future for future in pending if not future.poll(_SLICE_S)]
-        if give_up_at == float("inf") and any(future.failures() for future in futures):
+        for future in beside:
+            future.poll(0.0)
+        if give_up_at == float("inf") and any(future.failures() for future in watched):
             give_up_at = time.monotonic() + grace_s
-    failures = [failure for future in futures for failure in future.failures()]
+    failures = [failure for future in watched for failure in future.failures()]
     if failures:
-        for future in futures:
+        for future in watched:
             future.abandon()
         raise to_error(failures)

@@ -7,7 +7,6 @@ environment first and imports the engine after.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from hybridrl.config.schema import ActorConfig, Platform, Precision
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
 from hybridrl.errors import EngineError
 from hybridrl.layout.shard import Place, ShardMap
+from hybridrl.roles.node import meeting_address, this_node
 from hybridrl.roles.ports import free_port
 
 if TYPE_CHECKING:
@@ -67,22 +67,23 @@ class MegatronWorker:
         self._rank = rank
         self._launch = launch
         self._connection: _Connection | None = None
-        self._peer_maps: tuple[ShardMap, ...] = ()
         os.environ.update(_environment(launch))
 
     def rendezvous(self) -> tuple[str, int]:
         """Return an address of this rank's host and a free port on it, where the ranks can meet."""
-        import ray
-
-        return ray.util.get_node_ip_address(), free_port()
+        address = meeting_address()
+        return address, free_port(address)
 
     def start(self, host: str, port: int) -> ShardMap:
         """Join the other ranks, build the models and load the weights; return where this rank keeps them."""
         from hybridrl.engines.megatron.process_groups import start_process_group
         from hybridrl.layout.families import read_model_spec
+        from hybridrl.reshard.transports.store import address_towards, interface_of
 
         launch = self._launch
         self._prepare_platform()
+        if interface := interface_of(address_towards(host, port)):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         groups = start_process_group(
             self._rank, launch.actor.parallel, launch.platform, f"tcp://{host}:{port}", launch.timeout_s, 0
         )
@@ -158,7 +159,7 @@ class MegatronWorker:
             cpu.install()
 
     def _place(self) -> Place:
-        return Place(ROLE, self._rank, socket.gethostname(), _device(self._launch.platform, self._rank))
+        return Place(ROLE, self._rank, this_node(), _device(self._launch.platform, self._rank))
 
 
 def _environment(launch: MegatronLaunch) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ Logical CPUs only count processes; they say nothing about cores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridrl.config.schema import Placement, Platform
@@ -85,3 +85,21 @@ def place_roles(
         tuple(Slot(0, rank, 1, 0.5) for rank in ranks),
         tuple(Slot(0, replica, 1, 0.5) for replica in replicas),
     )
+
+
+def in_node_order(bundles: Sequence[Bundle], nodes: Sequence[str]) -> list[int]:
+    """Return, per bundle that was asked for, the granted bundle to use, so that consecutive ranks share a node.
+
+    Bundles of equal content change places with each other and with no others. Example: four equal bundles that were
+    granted on nodes a, b, a, b are used in the order 0, 2, 1, 3.
+
+    Args:
+        bundles: What was asked for.
+        nodes: Where each one was granted.
+    """
+    order = list(range(len(bundles)))
+    for content in bundles:
+        equal = [index for index, bundle in enumerate(bundles) if bundle == content]
+        for index, granted in zip(equal, sorted(equal, key=lambda index: (nodes[index], index)), strict=True):
+            order[index] = granted
+    return order

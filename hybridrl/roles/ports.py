@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 
-def free_port(host: str = "") -> int:
-    """Return a TCP port of this machine that nobody listens on right now."""
+def free_port(host: str) -> int:
+    """Return a TCP port that nobody listens on right now at `host`, an address of this machine."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]

@@ -15,17 +15,24 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import ray
+from ray._private import ray_constants
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybridrl.errors import EngineError, HybridRLError
-from hybridrl.roles.placement import Bundle, Slot
+from hybridrl.roles.placement import Bundle, Slot, in_node_order
 
 T = TypeVar("T")
 
 _OBJECT_STORE_BYTES = 200 << 20
+"""Of a private cluster: batches, samples and plans pass through it, never weights. What does not fit spills to disk."""
 _SPARE_CPUS = 2
 _LOOPBACK = "127.0.0.1"
 
@@ -88,19 +95,20 @@ class Cluster:
             ray.init(self._address, log_to_driver=False, logging_level=logging.ERROR)
             return
         self._folder = tempfile.mkdtemp(prefix="hybridrl-ray-")
-        ray.init(
-            "local",  # without it, RAY_ADDRESS in the environment would name the cluster
-            num_cpus=self._num_cpus + _SPARE_CPUS,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _node_ip_address=_LOOPBACK,
-            _temp_dir=self._folder,
-            # Idle workers that Ray would start ahead of time take cores from the ranks that start, and by default Ray
-            # runs its workers at low priority.
-            _system_config={"prestart_worker_first_driver": False, "worker_niceness": 0},
-        )
+        with _loopback_only():
+            ray.init(
+                "local",  # without it, RAY_ADDRESS in the environment would name the cluster
+                num_cpus=self._num_cpus + _SPARE_CPUS,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address=_LOOPBACK,
+                _temp_dir=self._folder,
+                # Idle workers that Ray would start ahead of time take cores from the ranks that start, and by default Ray
+                # runs its workers at low priority.
+                _system_config={"prestart_worker_first_driver": False, "worker_niceness": 0},
+            )
 
     def _leave(self) -> None:
         ray.shutdown()
@@ -125,7 +133,7 @@ class Cluster:
 
 
 class ResourcePool:
-    """Reserved bundles of resources, close together.
+    """Reserved bundles of resources, close together: on as few nodes as can be, and in the order of the nodes.
 
     Args:
         bundles: What to reserve.
@@ -145,6 +153,8 @@ class ResourcePool:
                 f"the cluster did not grant {_total(bundles)} within {timeout_s:g} s; it has {_known(ray.cluster_resources())}, "
                 f"of which free {_known(ray.available_resources())}. Free them, or lower the parallel sizes or rollout.num_replicas"
             ) from e
+        nodes = placement_group_table(self._group)["bundles_to_node_id"]
+        self._bundles = in_node_order(bundles, [nodes[index] for index in range(len(bundles))])
 
     def start_actor(self, cls: type[T], slot: Slot, *arguments: Any) -> ActorHandle[T]:
         """Start an actor on one bundle."""
@@ -153,7 +163,7 @@ class ResourcePool:
             .options(
                 num_cpus=slot.num_cpus,
                 num_gpus=slot.num_gpus,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, slot.bundle),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, self._bundles[slot.bundle]),
             )
             .remote(*arguments)
         )
@@ -173,6 +183,25 @@ def _kept_stop_signal() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Make the Ray that starts inside listen on loopback alone.
+
+    On Linux, Ray replaces a loopback address by that of a network and listens on all of them, because another node might
+    join. This is the switch of the platforms where none can.
+    """
+    name, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    in_environment = os.environ.get(name)
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        os.environ.pop(name)
+        if in_environment is not None:
+            os.environ[name] = in_environment
 
 
 def _total(bundles: Sequence[Bundle]) -> str:

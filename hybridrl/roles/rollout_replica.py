@@ -7,7 +7,6 @@ engine: vLLM reads its environment when it is first imported, so the engine is i
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from hybridrl.config.schema import Platform, RolloutConfig, TaskName
 from hybridrl.data.generation import SamplingSpec
 from hybridrl.data.sample import Prompt, Sample
 from hybridrl.layout.shard import ShardMap
+from hybridrl.roles.node import this_node
 
 if TYPE_CHECKING:
     from hybridrl.reshard.executor import TransferReport
@@ -64,7 +64,7 @@ class RolloutReplica:
         return await self._engine.shard_maps(
             read_model_spec(launch.folder).tensors(),
             first_rank=self._replica * launch.rollout.tp_size,
-            node=socket.gethostname(),
+            node=this_node(),
         )
 
     async def generate(

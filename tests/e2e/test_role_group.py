@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from hybridrl.errors import EngineError
@@ -111,3 +112,15 @@ def test_resources_that_the_cluster_lacks_are_refused_in_time_with_what_it_has(p
 
 def test_a_stop_signal_still_reaches_our_own_handler_on_a_cluster(pool: ResourcePool) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_private_cluster_listens_on_loopback_only(group: RoleGroup) -> None:
+    wait_for(group.call("echo", broadcast(0), list, phase="warm-up", timeout_s=30))
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    listening = {
+        connection.laddr.ip
+        for process in family
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"} and listening

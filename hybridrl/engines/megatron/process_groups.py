@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from hybridrl.config.schema import ParallelConfig, Platform
 from hybridrl.errors import EngineError
 from hybridrl.layout.parallel import Coordinates, ParallelSizes, parallel_sizes
+from hybridrl.reshard.transports.store import open_store
 
 _BACKENDS = {Platform.CPU: "gloo", Platform.CUDA: "nccl"}
 
@@ -71,15 +73,18 @@ def start_process_group(
     device = torch.device("cpu") if platform is Platform.CPU else torch.device("cuda", local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    timeout = timedelta(seconds=timeout_s)
     try:
+        store = _store(init_method, rank, timeout)
         dist.init_process_group(
             _BACKENDS[platform],
-            init_method=init_method,
+            init_method=None if store else init_method,
+            store=store,
             rank=rank,
             world_size=sizes.world_size,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timeout,
         )
-    except (RuntimeError, dist.DistError) as e:
+    except (OSError, RuntimeError, dist.DistError) as e:
         raise EngineError(
             f"training rank {rank}: the {sizes.world_size} ranks did not meet at {init_method} within {timeout_s:.0f} s ({e}); "
             "check that every rank started and that the address is reachable"
@@ -94,6 +99,15 @@ def start_process_group(
         create_gloo_process_groups=False,
     )
     return ProcessGroups(rank, sizes, sizes.coordinates(rank), ProcessGroupCollection.use_mpu_process_groups(), device)
+
+
+def _store(init_method: str, rank: int, timeout: timedelta) -> dist.TCPStore | None:
+    """Open the store of a ``tcp://`` method, on that address alone; other methods open their own."""
+    url = urlsplit(init_method)
+    if url.scheme != "tcp":
+        return None
+    assert url.hostname and url.port, init_method
+    return open_store(url.hostname, url.port, is_master=rank == 0, timeout=timeout)
 
 
 def stop_process_group() -> None:

@@ -175,7 +175,7 @@ class RolloutEngine:
         Args:
             canonical: Every tensor of the checkpoint (``ModelSpec.tensors()``).
             first_rank: Rollout rank of this replica's worker 0; replicas number their workers through.
-            node: Name of this host.
+            node: Identity of this node; equal ones share memory.
         """
         maps: list[ShardMap] = await self._call("hybridrl_shard_map", LearnRequest(canonical, first_rank, node))
         return maps

@@ -31,6 +31,8 @@ def environment(platform: Platform, config: RolloutConfig, cores: Sequence[Seque
             f"rollout cores: got lists for {len(cores)} workers, expected rollout.tp_size = {config.tp_size}"
         )
     variables |= {
+        # The workers of a replica share a host; without this, gloo listens on the address that the host's name resolves to.
+        "GLOO_SOCKET_IFNAME": "lo",
         "VLLM_CPU_KVCACHE_SPACE": str(config.kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind" if cores is None else "|".join(",".join(map(str, c)) for c in cores),
     }

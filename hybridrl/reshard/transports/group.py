@@ -22,6 +22,7 @@ from hybridrl.errors import ReshardError
 from hybridrl.layout.shard import Place
 from hybridrl.reshard.transports import Endpoint, Fill, Label, Rendezvous, check_label
 from hybridrl.reshard.transports.inbox import Inbox, inboxes, payload, read_header, write_header
+from hybridrl.reshard.transports.store import open_store
 
 Allocate = Callable[[int], torch.Tensor]
 Join = Callable[[dist.Store, int, int, timedelta], Any]  # torch declares no send and recv for its backends
@@ -88,7 +89,7 @@ class GroupTransport:
             except (RuntimeError, dist.DistError):
                 missing = [str(place) for i, place in enumerate(places) if not store.check([f"rank-{i}"])]
                 raise
-        except (RuntimeError, dist.DistError) as e:
+        except (OSError, RuntimeError, dist.DistError) as e:
             raise ReshardError(
                 f"{self._me}: could not connect to {', '.join(missing) or 'its peers'} through {rendezvous.host}:"
                 f"{rendezvous.port} within {rendezvous.timeout_s:g} s ({e})"
@@ -154,8 +155,8 @@ class GroupTransport:
 def connect_store(rendezvous: Rendezvous, *, is_master: bool) -> dist.Store:
     """Open the store of one session; the master holds it."""
     timeout = timedelta(seconds=rendezvous.timeout_s)
-    tcp = dist.TCPStore(rendezvous.host, rendezvous.port, is_master=is_master, timeout=timeout, wait_for_workers=False)
-    return dist.PrefixStore(rendezvous.session, tcp)
+    store = open_store(rendezvous.host, rendezvous.port, is_master=is_master, timeout=timeout)
+    return dist.PrefixStore(rendezvous.session, store)
 
 
 def _largest(inbox: Inbox, source: int) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from hybridrl.config.dump import write_resolved
-from hybridrl.config.load import load_config, read_draft
+from hybridrl.config.dump import resolved_yaml
+from hybridrl.config.load import read_draft
 from hybridrl.config.schema import ExperimentConfig, LrSchedule, Platform
-from hybridrl.errors import ConfigError
 
 MINIMAL = "name: demo\nmodel:\n  path: weights\n"
 
@@ -21,15 +21,19 @@ def write(folder: Path, text: str, name: str = "run.yaml") -> Path:
 
 
 def problems(path: Path, *overrides: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        load_config(path, overrides)
-    return caught.value.problems
+    return list(read_draft(path, overrides).problems)
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
+    draft = read_draft(path, overrides)
+    assert not draft.problems
+    return draft.config
 
 
 def test_overrides_win_over_the_file_and_the_file_over_its_includes(tmp_path: Path) -> None:
     write(tmp_path, "seed: 3\nplatform: cpu\nrollout:\n  top_p: 0.5\n  temperature: 0.7\n", "base.yaml")
     path = write(tmp_path, f"include: base.yaml\n{MINIMAL}rollout:\n  top_p: 0.9\nseed: 4\n")
-    config = load_config(path, ["seed=5"])
+    config = load(path, ["seed=5"])
     assert (config.seed, config.platform) == (5, Platform.CPU)
     assert (config.rollout.top_p, config.rollout.temperature) == (0.9, 0.7)
 
@@ -37,7 +41,7 @@ def test_overrides_win_over_the_file_and_the_file_over_its_includes(tmp_path: Pa
 def test_later_includes_win_over_earlier_ones(tmp_path: Path) -> None:
     write(tmp_path, "seed: 3\n", "a.yaml")
     write(tmp_path, "seed: 4\n", "b.yaml")
-    assert load_config(write(tmp_path, f"include: [a.yaml, b.yaml]\n{MINIMAL}")).seed == 4
+    assert load(write(tmp_path, f"include: [a.yaml, b.yaml]\n{MINIMAL}")).seed == 4
 
 
 def test_values_have_the_declared_types(tmp_path: Path) -> None:
@@ -45,7 +49,7 @@ def test_values_have_the_declared_types(tmp_path: Path) -> None:
         MINIMAL
         + "actor: {optimizer: {lr: 1e-5, schedule: cosine, clip_grad_norm: 1}}\ntrainer: {save_hf_at_end: false}\n"
     )
-    config = load_config(write(tmp_path, text), ["trainer.stop_at_accuracy=null"])
+    config = load(write(tmp_path, text), ["trainer.stop_at_accuracy=null"])
     optimizer = config.actor.optimizer
     assert optimizer.lr == 1e-5
     assert isinstance(optimizer.clip_grad_norm, float)
@@ -55,8 +59,8 @@ def test_values_have_the_declared_types(tmp_path: Path) -> None:
 
 
 def test_text_keeps_what_was_written(tmp_path: Path) -> None:
-    assert load_config(write(tmp_path, "name: 007\nmodel: {path: w}\n")).name == "007"
-    assert load_config(write(tmp_path, 'name: "null"\nmodel: {path: w}\n')).name == "null"
+    assert load(write(tmp_path, "name: 007\nmodel: {path: w}\n")).name == "007"
+    assert load(write(tmp_path, 'name: "null"\nmodel: {path: w}\n')).name == "null"
 
 
 def test_input_paths_are_relative_to_the_file_that_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +69,7 @@ def test_input_paths_are_relative_to_the_file_that_names_them(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path / "elsewhere")
     write(tmp_path / "shared", "model: {path: weights}\n", "base.yaml")
     path = write(tmp_path, "include: shared/base.yaml\nname: demo\nreward: {function: rewards.py:score}\n")
-    config = load_config(path, ["data.train_path=prompts.jsonl"])
+    config = load(path, ["data.train_path=prompts.jsonl"])
     assert config.model.path == str(tmp_path / "shared" / "weights")
     assert config.reward.function == str(tmp_path / "rewards.py:score")
     assert config.data.train_path == str(tmp_path / "elsewhere" / "prompts.jsonl")
@@ -74,7 +78,7 @@ def test_input_paths_are_relative_to_the_file_that_names_them(tmp_path: Path, mo
 
 def test_text_can_refer_to_other_keys(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL + "sft:\n  output_path: ${runs_dir}/${name}-sft\n")
-    assert load_config(path).sft.output_path == "runs/demo-sft"
+    assert load(path).sft.output_path == "runs/demo-sft"
 
 
 def test_a_reference_to_nothing_is_an_error_with_its_line(tmp_path: Path) -> None:
@@ -86,8 +90,8 @@ def test_a_reference_to_nothing_is_an_error_with_its_line(tmp_path: Path) -> Non
 
 
 def test_the_resolved_file_loads_to_an_equal_configuration(tmp_path: Path) -> None:
-    config = load_config(write(tmp_path, MINIMAL + "algorithm: {clip_low: 0.1}\nactor: {optimizer: {lr: 3e-7}}\n"))
-    assert load_config(write_resolved(config, tmp_path)) == config
+    config = load(write(tmp_path, MINIMAL + "algorithm: {clip_low: 0.1}\nactor: {optimizer: {lr: 3e-7}}\n"))
+    assert load(write(tmp_path, resolved_yaml(config))) == config
 
 
 def test_every_problem_is_listed_with_its_place(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridrl.config.dump import write_resolved
+from hybridrl.config.dump import resolved_yaml
 from hybridrl.errors import ConfigError
 from hybridrl.preflight.check import Checked, load_checked
 from hybridrl.preflight.command import Command
@@ -28,7 +28,9 @@ def checked(path: Path, *overrides: str, command: Command = Command.TRAIN) -> Ch
 @pytest.mark.parametrize(("text", "command"), [(TRAIN, Command.TRAIN), (FILE_TASK, Command.TRAIN), (SFT, Command.SFT)])
 def test_a_good_configuration_passes_and_so_does_its_resolved_file(tmp_path: Path, text: str, command: Command) -> None:
     first = checked(write_experiment(tmp_path, text), command=command)
-    assert checked(write_resolved(first.config, tmp_path), command=command) == first
+    resolved = tmp_path / "config.resolved.yaml"
+    resolved.write_text(resolved_yaml(first.config))
+    assert checked(resolved, command=command) == first
 
 
 def test_the_summary_shows_the_arithmetic(tmp_path: Path) -> None:

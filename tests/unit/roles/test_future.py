@@ -65,3 +65,11 @@ def test_nothing_is_abandoned_when_all_goes_well() -> None:
     futures = [Scripted(2), Scripted(1)]
     wait_all(futures)
     assert not any(future.is_abandoned for future in futures)
+
+
+def test_a_call_in_flight_beside_is_not_waited_for_but_its_failure_ends_the_wait() -> None:
+    assert wait_for(Scripted(2, "a"), beside=[Scripted(-1)]) == "a"
+    training, rollout = Scripted(-1), Scripted(2, failures=[_failure(FailureKind.DIED, "rollout", 1)])
+    with pytest.raises(EngineError, match="rollout rank 1 died"):
+        wait_all([training], grace_s=0.1, beside=[rollout])
+    assert training.is_abandoned and rollout.is_abandoned

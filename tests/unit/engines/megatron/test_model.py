@@ -8,11 +8,11 @@ import torch
 from hybridrl.engines.megatron.model import check_tensors
 from hybridrl.errors import LayoutError
 from hybridrl.layout.box import DType
-from hybridrl.layout.shard import LocalTensor, Place, ShardMap, index_tensors
+from hybridrl.layout.shard import LocalTensor, Place, ShardMap
 
 DECLARED = ShardMap(
     Place("actor", 3, "node", "cpu"),
-    index_tensors([LocalTensor("0.a", (4, 2), DType.FLOAT32), LocalTensor("0.b", (3,), DType.FLOAT32)]),
+    {"0.a": LocalTensor("0.a", (4, 2), DType.FLOAT32), "0.b": LocalTensor("0.b", (3,), DType.FLOAT32)},
     (),
     {},
 )
