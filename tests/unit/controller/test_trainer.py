@@ -51,9 +51,10 @@ def test_with_lag_0_a_step_is_the_plain_sequence() -> None:
 def test_with_lag_1_the_next_rollout_starts_before_the_update_and_ends_before_the_sync() -> None:
     world, recorder = World(), FakeRecorder()
     _trainer(world, recorder, num_steps=3, max_policy_lag=1).run()
+    # A fake rollout is done when it is first looked at, which is while the log-probs are waited for.
     assert world.diary == [
-        "start rollout v0", "start rollout v0", "finish rollout v0", "old_logprobs v0", "update v0", "finish rollout v0", "sync v1",
-        "start rollout v1", "old_logprobs v1", "update v1", "finish rollout v1", "sync v2",
+        "start rollout v0", "start rollout v0", "finish rollout v0", "old_logprobs v0", "finish rollout v0", "update v0", "sync v1",
+        "start rollout v1", "old_logprobs v1", "finish rollout v1", "update v1", "sync v2",
         "old_logprobs v2", "update v2", "sync v3",
     ]  # fmt: skip
     assert [metrics["lag/max"] for _, metrics, _ in recorder.steps] == [0, 1, 1]
