@@ -38,6 +38,10 @@ class Feature(enum.Enum):
     MTP = "multi-token-prediction layers"
 
 
+# What the Megatron engine computes. It lies here, and not with the engine, so that preflight can refuse the rest without torch.
+TRAINABLE_FEATURES = frozenset({Feature.QKV_BIAS, Feature.QK_NORM, Feature.EXPERTS})
+
+
 def features_of(spec: ModelSpec) -> frozenset[Feature]:
     """Return the features that a model needs."""
     return frozenset(_features(spec))

@@ -19,13 +19,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from hybridrl.config.schema import ParallelConfig, Platform, Precision
 from hybridrl.engines.megatron.layers import CausalAttention, RmsNorm
 from hybridrl.errors import EngineError
-from hybridrl.layout.features import Feature, describe, features_of
+from hybridrl.layout.features import TRAINABLE_FEATURES, describe, features_of
 from hybridrl.layout.megatron import LayerSpec
 from hybridrl.layout.model import GatedMlp, GqaAttention, ModelSpec, MoeMlp
 
 T = TypeVar("T")
 
-SUPPORTED_FEATURES = frozenset({Feature.QKV_BIAS, Feature.QK_NORM, Feature.EXPERTS})
 TORCH_DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 
 
@@ -48,7 +47,7 @@ def transformer_config(
         raise EngineError(
             f"cp_size is {parallel.cp_size}, but context parallelism is not supported yet; set cp_size: 1"
         )
-    if missing := features_of(spec) - SUPPORTED_FEATURES:
+    if missing := features_of(spec) - TRAINABLE_FEATURES:
         raise EngineError(
             f"{spec.family}: Megatron training does not support {describe(missing)} yet; train a model without"
         )
