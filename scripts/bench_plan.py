@@ -273,16 +273,16 @@ def show(results: list[Result]) -> None:
     Console().print(table)
 
 
-def compare(folder: Path, repeats: int) -> megatron_rosters.Comparison:
-    """Plan Qwen3-30B from 16 training ranks to 16 of another layout with both planners."""
-    spec = model_spec(QWEN3_30B)
+def compare(folder: Path, case: Case, repeats: int) -> megatron_rosters.Comparison:
+    """Plan from the training layout of a case to one without pipeline stages, on the same ranks, with both planners."""
+    spec, size = model_spec(case.config), case.sizes.world_size
+    generation = ParallelSizes(tp=4, ep=8, dp=size // 4)
     layouts = [
-        MegatronLayout(spec, sizes, DType.BFLOAT16, LayerSpec.TRANSFORMER_ENGINE, vocab_divisor=128)
-        for sizes in (ParallelSizes(tp=2, ep=8, dp=8), ParallelSizes(tp=4, pp=2, ep=4, dp=2))
+        MegatronLayout(spec, sizes, DType.BFLOAT16, LayerSpec.TRANSFORMER_ENGINE, vocab_divisor=128, pipeline=pipeline)
+        for sizes, pipeline in ((case.sizes, case.pipeline), (generation, PipelineLayout()))
     ]
-    return megatron_rosters.compare(
-        folder, "qwen3-30b-a3b 16 -> 16, Megatron -> Megatron", layouts[0], layouts[1], repeats
-    )
+    name = f"{case.name.split()[0]} {size} -> {size}, Megatron -> Megatron"
+    return megatron_rosters.compare(folder, name, layouts[0], layouts[1], repeats)
 
 
 def main() -> None:
@@ -298,13 +298,15 @@ def main() -> None:
         results.append(result)
         console.print(price_table(price, case.name))
     show(results)
-    comparison = compare(options.megatron, options.repeats) if options.megatron.is_dir() else None
-    if comparison:
-        megatron_rosters.show(comparison)
+    comparisons = []
+    if options.megatron.is_dir():
+        for case in CASES[:2]:
+            comparisons.append(compare(options.megatron, case, min(options.repeats, 3)))
+            megatron_rosters.show(comparisons[-1])
     else:
         console.print(f"no {options.megatron}: `make {options.megatron.name}/.packages` installs it for the comparison")
     if options.json:
-        print(json.dumps({"results": [asdict(r) for r in results], "comparison": comparison and asdict(comparison)}))
+        print(json.dumps({"results": [asdict(r) for r in results], "comparisons": [asdict(c) for c in comparisons]}))
 
 
 if __name__ == "__main__":
