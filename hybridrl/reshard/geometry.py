@@ -213,14 +213,13 @@ def _holder_sets(cell: IntArray, owner: IntArray) -> tuple[IntArray, list[tuple[
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """What the destination maps want, map by map, cut by the cells and into chunks, in the order of the local tensors.
+    """What the destination maps want, map by map, cut by the cells, in the order of the local tensors.
 
     Attributes:
         row: [num_pieces] int64, in the destinations' `rows`.
         cell: [num_pieces] int64.
         boxes: Of the pieces; disjoint, and together the boxes of the map.
         num_bytes: [num_pieces] int64, in the narrower element type of the two sides.
-        chunk: [num_pieces] int64, ascending within a map.
         bounds: Pieces ``bounds[m] : bounds[m + 1]`` are those of map m.
     """
 
@@ -228,12 +227,11 @@ class Wanted:
     cell: IntArray
     boxes: Boxes
     num_bytes: IntArray
-    chunk: IntArray
     bounds: list[int]
 
     @classmethod
     def of(cls, world: World, held: Held, chunk_bytes: int) -> Wanted:
-        """Cut the boxes of every destination map.
+        """Cut the boxes of every destination map, into pieces of at most `chunk_bytes` where that is possible.
 
         Raises:
             ReshardError: When an element has two homes in a map, or none among the sources.
@@ -255,8 +253,7 @@ class Wanted:
         pieces, part_of = _split(pieces, item, chunk_bytes)
         num_bytes, row = pieces.volumes() * item[part_of], row[part_of]
         bounds = np.searchsorted(rows.table[row], np.arange(len(world.destinations.tables) + 1)).tolist()
-        chunks = [_fill(num_bytes[a:b], chunk_bytes) for a, b in itertools.pairwise(bounds)]
-        return cls(row, cell[part_of], pieces, num_bytes, np.concatenate(chunks), bounds)
+        return cls(row, cell[part_of], pieces, num_bytes, bounds)
 
 
 def _check_unique(world: World, order: IntArray) -> None:
@@ -305,15 +302,3 @@ def _split(pieces: Boxes, item: IntArray, chunk_bytes: int) -> tuple[Boxes, IntA
     stop[:, 0] = np.minimum(first + per_part[part_of], stop[:, 0])
     start[:, 0] = first
     return Boxes(pieces.tensor[part_of], start, stop), part_of
-
-
-def _fill(num_bytes: IntArray, chunk_bytes: int) -> IntArray:
-    """Return the chunk of each piece: as many pieces in a row as fit, but at least one."""
-    ends = np.cumsum(num_bytes)
-    chunk = np.zeros(len(ends), dtype=np.int64)
-    first, filled, index = 0, 0, 0
-    while first < len(ends):
-        last = max(first + 1, int(ends.searchsorted(filled + chunk_bytes, side="right")))
-        chunk[first:last] = index
-        first, filled, index = last, int(ends[last - 1]), index + 1
-    return chunk
