@@ -101,13 +101,14 @@ class _Pieces:
 
 def _fill(num_bytes: IntArray, chunk_bytes: int) -> IntArray:
     """Return the chunk of each piece: as many pieces in a row as fit, but at least one."""
-    ends = np.cumsum(num_bytes)
-    chunk = np.zeros(len(ends), dtype=np.int64)
-    first, filled, index = 0, 0, 0
-    while first < len(ends):
-        last = max(first + 1, int(ends.searchsorted(filled + chunk_bytes, side="right")))
-        chunk[first:last] = index
-        first, filled, index = last, int(ends[last - 1]), index + 1
+    ends, index = np.cumsum(num_bytes), np.arange(len(num_bytes))
+    following = np.maximum(ends.searchsorted(ends - num_bytes + chunk_bytes, side="right"), index + 1).tolist()
+    opens = np.zeros(len(num_bytes), dtype=np.int64)
+    first = 0
+    while first < len(following):
+        opens[first] = 1
+        first = following[first]
+    chunk: IntArray = np.cumsum(opens) - 1
     return chunk
 
 
