@@ -67,6 +67,10 @@ class TamperedTransport:
         self._under = under
         self._tamper = tamper
 
+    @property
+    def staging_bytes(self) -> int:
+        return self._under.staging_bytes
+
     def submit_send(self, peer: int, label: Label, fill: Fill) -> None:
         def fill_and_tamper(buffer: torch.Tensor) -> None:
             fill(buffer)
