@@ -6,6 +6,7 @@ Each ends the run within 60 s, with an error that names role, rank and phase, an
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -38,10 +39,17 @@ def _run(monkeypatch: pytest.MonkeyPatch, folder: Path, worker: type[MegatronWor
     return train(demo_config(folder, "faulty", *LAYOUT, *overrides))
 
 
-def _leftovers() -> list[str]:
-    """Return the children that outlive a run."""
-    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=10)
-    return [" ".join(process.cmdline()) for process in alive]
+@pytest.fixture
+def leftovers() -> Callable[[], list[str]]:
+    """Return what tells which children a run left behind; those of earlier tests, such as a fork server, do not count."""
+    before = set(psutil.Process().children(recursive=True))
+
+    def find() -> list[str]:
+        children = set(psutil.Process().children(recursive=True)) - before
+        _, alive = psutil.wait_procs(list(children), timeout=10)
+        return [" ".join(process.cmdline()) for process in alive]
+
+    return find
 
 
 @pytest.mark.parametrize(
@@ -54,7 +62,13 @@ def _leftovers() -> list[str]:
     ],
 )
 def test_a_lost_rank_ends_the_run_with_its_name_and_phase(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, struck: Path, worker: type[MegatronWorker], phase: str, verb: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    struck: Path,
+    leftovers: Callable[[], list[str]],
+    worker: type[MegatronWorker],
+    phase: str,
+    verb: str,
 ) -> None:
     with pytest.raises(EngineError) as caught:
         _run(monkeypatch, tmp_path, worker)
@@ -62,7 +76,7 @@ def test_a_lost_rank_ends_the_run_with_its_name_and_phase(
     message = str(caught.value)
     assert message.startswith(f"actor rank 1 {verb} in phase {phase}:"), message
     assert verb == "died" or "ValueError: row 7 is odd" in message
-    assert not _leftovers()
+    assert not leftovers()
     assert (tmp_path / "faulty" / "report.html").is_file()
 
 
@@ -75,11 +89,11 @@ def test_a_flipped_bit_is_caught_and_the_transfer_repeated(monkeypatch: pytest.M
 
 
 def test_bits_that_flip_every_time_fail_the_sync_with_tensor_and_ranks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, leftovers: Callable[[], list[str]]
 ) -> None:
     with pytest.raises(WeightSyncError) as caught:
         _run(monkeypatch, tmp_path, faulty_workers.FlipsEveryTime)
     message = str(caught.value)
     assert "weight sync of version 1: checksums differ after 2 attempts, so version 0 stays in force" in message
     assert "rollout rank 0 holds checksum" in message and "actor rank 1 sent" in message and "model." in message
-    assert not _leftovers()
+    assert not leftovers()
