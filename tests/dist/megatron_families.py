@@ -59,6 +59,8 @@ def _build(spec: ModelSpec, parallel: ParallelConfig, groups: ProcessGroups) -> 
         _use_rms_norm(attention, "q_layernorm", "k_layernorm", "kv_layernorm")
         if config.multi_latent_attention:
             attention.core_attention = NoAttention
+            if config.q_lora_rank is None:
+                attention.q_layernorm = IdentityOp
     mtp = None
     if spec.mtp_layers and groups.is_last_stage:
         mtp = get_gpt_mtp_block_spec(config, block, use_transformer_engine=False, pp_rank=at.pp)

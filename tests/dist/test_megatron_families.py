@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import megatron.core
 import pytest
 import torch
 
@@ -15,6 +16,8 @@ from tests.dist.megatron_families import real_tensors
 from tests.dist.megatron_ranks import place
 from tests.unit.layout.models import FAMILIES, MTP_FAMILIES
 
+# megatron-core renamed the inner layer of multi-token prediction in 0.19.
+MTP_INNER_NAME = "transformer_layer" if megatron.core.__version__ < "0.19" else "mtp_model_layer"
 DTYPES = {torch.float32: DType.FLOAT32, torch.bfloat16: DType.BFLOAT16}
 CASES = {
     "shared-experts": (FAMILIES["qwen2_moe"], ParallelConfig(tp_size=2, ep_size=2), False),
@@ -29,7 +32,9 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_declared_names_shapes_and_dtypes_are_those_of_the_real_modules(case):
     model, parallel, has_mtp = CASES[case]
-    layout = MegatronLayout(model_spec(model, has_mtp=has_mtp), parallel_sizes(parallel), DType.BFLOAT16)
+    layout = MegatronLayout(
+        model_spec(model, has_mtp=has_mtp), parallel_sizes(parallel), DType.BFLOAT16, mtp_inner_name=MTP_INNER_NAME
+    )
     ranks = run_ranks(real_tensors, layout.sizes.world_size, model, parallel, has_mtp)
     for rank, real in enumerate(ranks):
         declared = megatron_shard_map(layout, place(rank)).tensors
