@@ -32,6 +32,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_declared_names_shapes_and_dtypes_are_those_of_the_real_modules(case):
     model, parallel, has_mtp = CASES[case]
+    if model is FAMILIES["moonlight"] and megatron.core.__version__ >= "0.19":
+        pytest.skip("without Transformer Engine, megatron-core 0.19 cannot build MLA without q_lora")
     layout = MegatronLayout(
         model_spec(model, has_mtp=has_mtp), parallel_sizes(parallel), DType.BFLOAT16, mtp_inner_name=MTP_INNER_NAME
     )
