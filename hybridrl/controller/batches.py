@@ -53,18 +53,16 @@ def score_batch(samples: Sequence[Sample], result: RewardResult) -> ScoredBatch:
     groups = {prompt_id: index for index, prompt_id in enumerate(dict.fromkeys(s.prompt.prompt_id for s in used))}
     lengths = np.array([len(sample.token_ids) for sample in used], dtype=np.int32)
     width = int(lengths.max(initial=1))
+    loss_mask = pad_rows([s.loss_mask for s in used], width, np.bool_)
+    versions = pad_rows([s.policy_versions for s in used], width, np.int32)
     return ScoredBatch(
         samples=used,
         rewards=result.rewards[result.is_scored].astype(np.float64),
         group_ids=np.array([groups[sample.prompt.prompt_id] for sample in used], dtype=np.int64),
-        sequences=SequenceBatch(pad_rows([s.token_ids for s in used], width, np.int32).astype(np.int32), lengths),
-        loss_mask=pad_rows([s.loss_mask for s in used], width, np.bool_).astype(np.bool_),
-        rollout_logprobs=pad_rows([s.rollout_logprobs for s in used], width, np.float32).astype(np.float32),
-        policy_versions=np.where(
-            pad_rows([s.loss_mask for s in used], width, np.bool_),
-            pad_rows([s.policy_versions for s in used], width, np.int32),
-            -1,
-        ).astype(np.int32),
+        sequences=SequenceBatch(pad_rows([s.token_ids for s in used], width, np.int32), lengths),
+        loss_mask=loss_mask,
+        rollout_logprobs=pad_rows([s.rollout_logprobs for s in used], width, np.float32),
+        policy_versions=np.where(loss_mask, versions, -1).astype(np.int32),
     )
 
 

@@ -38,7 +38,7 @@ class SyncReport:
         lower_bound_bytes: The fewest bytes that any plan could have put on the wire.
         num_retries: Attempts before that one.
         seconds: From pause to resume.
-        checksum_seconds: Longest time that a rank spent on checksums.
+        checksum_seconds: Longest time that a rank spent on checksums by themselves; those taken along with a copy are not in it.
     """
 
     is_verified: bool
