@@ -338,7 +338,7 @@ def show(results: list[Result]) -> None:
             f"{r.speedup:.1f}x",
             f"{r.staging_peak_bytes / 1e6:.1f} of {r.staging_bound_bytes / 1e6:.1f}",
         )
-    Console().print(table)
+    Console(width=140).print(table)
 
 
 def main() -> None:
