@@ -33,5 +33,14 @@ def verified_copy(
     side_code: int,
     num_threads: int,
 ) -> NDArray[np.uint64]: ...
+def block_quantize(
+    segments: NDArray[np.int64],
+    sources: NDArray[np.int64],
+    destinations: NDArray[np.int64],
+    scales: NDArray[np.int64],
+    num_threads: int,
+    on_cuda: bool,
+    stream: int,
+) -> int: ...
 def load_acquire(address: int) -> int: ...
 def store_release(address: int, value: int) -> None: ...

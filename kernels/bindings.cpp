@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include "block_quantize.hpp"
 #include "checksum.hpp"
 #include "segmented_copy.hpp"
 #include "verified_copy.hpp"
@@ -89,6 +90,25 @@ py::array_t<uint64_t> verified_copy(const Table& segments, const Table& sources,
   return sums;
 }
 
+// Returns the first segment with a NaN or infinity, or -1.
+int64_t block_quantize(const Table& segments, const Table& sources, const Table& destinations, const Table& scales,
+                       int num_threads, bool on_cuda, [[maybe_unused]] uintptr_t stream) {
+  using namespace hybridrl;
+  const auto [rows, count] = rows_of<QuantizeSegment>(segments, "segments");
+  const auto [src, num_src] = rows_of<Buffer>(sources, "sources");
+  const auto [dst, num_dst] = rows_of<Buffer>(destinations, "destinations");
+  const auto [out, num_out] = rows_of<Buffer>(scales, "scales");
+  check_quantize(rows, count, src, num_src, dst, num_dst, out, num_out);
+  const py::gil_scoped_release release;
+  if (!on_cuda) return block_quantize_cpu(rows, count, src, dst, out, num_threads);
+  require_cuda();
+#ifdef HYBRIDRL_WITH_CUDA
+  return block_quantize_cuda(rows, count, src, dst, out, stream);
+#else
+  return -1;
+#endif
+}
+
 // Shared-memory flags: a reader that sees a stored value sees everything that was written before it.
 int64_t load_acquire(uintptr_t address) {
   return __atomic_load_n(reinterpret_cast<const int64_t*>(address), __ATOMIC_ACQUIRE);
@@ -104,6 +124,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("segmented_copy", &segmented_copy);
   module.def("canonical_checksum", &canonical_checksum);
   module.def("verified_copy", &verified_copy);
+  module.def("block_quantize", &block_quantize);
   module.def("load_acquire", &load_acquire);
   module.def("store_release", &store_release);
 }

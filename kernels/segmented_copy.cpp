@@ -48,19 +48,21 @@ void copy_narrow(const Strided& s) {
   for (int64_t r = 0; r < s.rows; ++r) std::memcpy(s.to + r * s.to_pitch, s.from + r * s.from_pitch, kBytes);
 }
 
-// At least 32 bytes: the last move overlaps the one before.
-HYBRIDRL_INLINE void copy_short(const char* from, char* to, int64_t bytes) {
+// The hardware prefetcher loses its way between strided rows, so they are fetched ahead of time.
+constexpr int64_t kPrefetchBytes = 8192;
+
+// At least 32 bytes: the last move overlaps the one before. `next` is a row to fetch.
+HYBRIDRL_INLINE void copy_short(const char* from, char* to, int64_t bytes, const char* next) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
   for (int64_t i = 0; i + 32 <= bytes; i += 32) std::memcpy(to + i, from + i, 32);
   std::memcpy(to + bytes - 32, from + bytes - 32, 32);
 }
 
 #if defined(__SSE2__)
 
-// What a large copy writes is not read again soon: storing past the caches saves reading each line first. The hardware
-// prefetcher loses its way between strided rows, so they are fetched into L2 ahead of time.
+// What a large copy writes is not read again soon: storing past the caches saves reading each line first.
 constexpr int64_t kStreamTotalBytes = 16 << 20;
 constexpr int64_t kStreamRowBytes = 128;
-constexpr int64_t kPrefetchBytes = 8192;
 
 void stream_rows(const Strided& s, int64_t row_bytes) {
   const int64_t ahead = std::max<int64_t>(1, kPrefetchBytes / row_bytes);
@@ -97,7 +99,11 @@ void copy_rows(Strided s, int64_t row_bytes, bool is_large) {
   }
   if (is_large && row_bytes >= kStreamRowBytes) return stream_rows(s, row_bytes);
   if (row_bytes >= 32 && row_bytes <= kShortRowBytes) {
-    for (int64_t r = 0; r < s.rows; ++r) copy_short(s.from + r * s.from_pitch, s.to + r * s.to_pitch, row_bytes);
+    const int64_t ahead = std::max<int64_t>(1, kPrefetchBytes / row_bytes);
+    for (int64_t r = 0; r < s.rows; ++r) {
+      const char* from = s.from + r * s.from_pitch;
+      copy_short(from, s.to + r * s.to_pitch, row_bytes, from + (std::min(r + ahead, s.rows - 1) - r) * s.from_pitch);
+    }
     return;
   }
   switch (row_bytes) {

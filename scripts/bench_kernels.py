@@ -1,7 +1,8 @@
 """Measures the kernels on the CPU against memcpy of the same bytes, on the same number of threads, in the same run.
 
 Rows of each length are packed out of a tensor twice as wide and unpacked into one, which is what tensor parallelism does to a
-weight cut by columns. Buffers are far larger than the caches. Every figure is the best of several interleaved repeats.
+weight cut by columns. Buffers are far larger than the caches. Every figure is the best of several interleaved repeats. GB/s count
+what is read, except for float8: it reads two bytes and writes one, and counts as if it copied half of their sum.
 """
 
 from __future__ import annotations
@@ -16,21 +17,32 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from hybridrl.reshard.ops import Cast, buffer_table, canonical_checksum, segmented_copy
+from hybridrl.reshard.ops import (
+    Cast,
+    Side,
+    block_quantize,
+    buffer_table,
+    canonical_checksum,
+    segmented_copy,
+    verified_copy,
+)
 
 ROW_BYTES = (128, 384, 1024, 4096, 65536)
+TORCH_LOOP_BYTES = 4 << 20
+FLOAT8_TARGET = 0.5
 TARGETS = {128: 0.4, 384: 0.6, 1024: 0.85, 4096: 0.85, 65536: 0.85}
 Run = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kernel call to time; `num_bytes` counts the source."""
+    """One kernel call to time; memcpy reads and writes as much as it does when it copies `num_bytes`."""
 
     op: str
     row_bytes: int
@@ -100,6 +112,46 @@ def checksum_cases(memory: Memory, num_threads: int) -> list[Case]:
     return cases
 
 
+def verified_cases(memory: Memory, num_threads: int) -> list[Case]:
+    """Pack and take the checksum of the source along the way."""
+    packed, wide = buffer_table([memory.packed]), buffer_table([memory.wide])
+    cases = []
+    for row in (384, 4096):
+        rows = memory.packed.nbytes // row
+        segment = np.array([[0, 0, 2 * row, 0, 0, row, rows, row, 0, row, 1, 0]])
+        run = lambda s=segment: verified_copy(  # noqa: E731
+            s, wide, packed, side=Side.SOURCE, itemsize=2, num_slots=1, num_threads=num_threads
+        )
+        cases.append(Case("pack_and_checksum", row, rows * row, run))
+    return cases
+
+
+def float8_cases(memory: Memory, num_threads: int) -> list[Case]:
+    """Quantise a bfloat16 weight of 4096 columns."""
+    columns = 4096
+    rows = memory.packed.nbytes // (2 * columns)
+    values = np.full(rows * columns, 0x3F80, dtype=np.uint16)
+    scales = np.zeros(rows // 128 * columns // 128, dtype=np.float32)
+    segment = np.array([[0, 0, 2 * columns, 0, 0, columns, 0, 0, columns // 32, rows, columns]])
+    tables = [buffer_table([array]) for array in (values, memory.packed, scales)]
+    kept = (values, scales)
+    run = lambda: (block_quantize(segment, *tables, num_threads=num_threads), kept)  # noqa: E731
+    return [Case("bf16_to_f8_blocks", 2 * columns, 3 * rows * columns // 2, run)]
+
+
+def torch_loop(memory: Memory, row: int, num_bytes: int) -> Case:
+    """Copy row by row, as code without a kernel does; on part of the memory, it is slow."""
+    rows = num_bytes // row
+    source = torch.from_numpy(memory.wide)[: 2 * rows * row].view(rows, 2 * row)
+    target = torch.from_numpy(memory.packed)[: rows * row].view(rows, row)
+
+    def run() -> None:
+        for i in range(rows):
+            target[i].copy_(source[i, :row])
+
+    return Case("torch_loop", row, rows * row, run)
+
+
 def memcpy_run(memory: Memory, pool: ThreadPoolExecutor, num_threads: int) -> Run:
     """Return a call that copies the packed buffer with libc's memcpy, cut evenly over the threads."""
     memcpy = ctypes.CDLL(None).memcpy
@@ -134,10 +186,14 @@ def measure(cases: list[Case], memcpy: Run, num_bytes: int, num_threads: int, re
 def show(results: list[Result]) -> None:
     table = Table("op", "row_bytes", "threads", "GB/s", "of memcpy", "target", title="Kernels on the CPU")
     for r in results:
-        target = TARGETS[r.row_bytes] if r.op in ("pack", "unpack") else None
+        target = TARGETS[r.row_bytes] if r.op in ("pack", "unpack") else FLOAT8_TARGET if "f8" in r.op else None
         mark = "" if target is None else f"{target} {'met' if r.ratio_to_memcpy >= target else 'MISSED'}"
         table.add_row(r.op, str(r.row_bytes), str(r.num_threads), f"{r.gb_per_s:.2f}", f"{r.ratio_to_memcpy:.2f}", mark)
     Console().print(table)
+    speed = {(r.op, r.row_bytes): r.gb_per_s for r in results if r.num_threads == 1}
+    if ("torch_loop", 384) in speed:
+        times = speed["pack", 384] / speed["torch_loop", 384]
+        print(f"packing rows of 384 bytes is {times:.0f} times as fast as a loop of torch copies (target 10)")
 
 
 def main() -> None:
@@ -150,7 +206,10 @@ def main() -> None:
     memory = Memory.allocate(options.megabytes << 20)
     results: list[Result] = []
     for num_threads in options.threads:
-        cases = [case for build in (copy_cases, cast_cases, checksum_cases) for case in build(memory, num_threads)]
+        builders = (copy_cases, cast_cases, checksum_cases, verified_cases, float8_cases)
+        cases = [case for build in builders for case in build(memory, num_threads)]
+        if num_threads == 1:
+            cases.append(torch_loop(memory, 384, TORCH_LOOP_BYTES))
         with ThreadPoolExecutor(num_threads) as pool:
             memcpy = memcpy_run(memory, pool, num_threads)
             results += measure(cases, memcpy, memory.packed.nbytes, num_threads, options.repeats)

@@ -10,11 +10,13 @@ are all inside what is verified.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hybridrl.reshard.clock import Clock
 from hybridrl.reshard.message import LocalMoves, MessageEnd, Staging, Tensors
@@ -92,8 +94,8 @@ class Sender:
         self._staging = Staging()
         self._messages: list[tuple[int, int, MessageEnd]] = []
         self._local: list[tuple[int, LocalMoves]] = []
-        own = sorted((chunk, to, moves) for (to, chunk, frm), moves in plan.messages() if frm == source)
-        for chunk, to, moves in own:
+        own = _restricted(plan, plan.moves.source == source)
+        for chunk, to, moves in sorted((chunk, to, moves) for (to, chunk, _), moves in own.messages()):
             if to not in local:
                 end = MessageEnd(moves, plan.canonical, Side.SOURCE, verify=verify, staging=self._staging)
                 self._messages.append((to, chunk, end))
@@ -157,11 +159,11 @@ class Receiver:
         self._chunks = plan.chunks[destination]
         self._messages: dict[int, list[tuple[int, MessageEnd]]] = {chunk.index: [] for chunk in self._chunks}
         self._local: dict[int, list[tuple[int, LocalMoves]]] = {chunk.index: [] for chunk in self._chunks}
-        for (to, chunk, source), moves in plan.messages():
-            if to == destination and source in self._held:
+        for (_, chunk, source), moves in _restricted(plan, plan.moves.destination == destination).messages():
+            if source in self._held:
                 local = LocalMoves(moves, plan.canonical, Side.DESTINATION, verify=verify)
                 self._local[chunk].append((source, local))
-            elif to == destination:
+            else:
                 end = MessageEnd(moves, plan.canonical, Side.DESTINATION, verify=verify, staging=self._staging)
                 self._messages[chunk].append((source, end))
 
@@ -196,6 +198,10 @@ class Receiver:
             clock.seconds,
             self._transport.staging_bytes + self._staging.num_bytes,
         )
+
+
+def _restricted(plan: Plan, rows: NDArray[np.bool_]) -> Plan:
+    return replace(plan, moves=plan.moves.take(rows))
 
 
 class _Checksums:

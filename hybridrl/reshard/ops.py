@@ -181,6 +181,38 @@ def verified_copy(
     return sums
 
 
+def block_quantize(
+    segments: Table,
+    sources: Table,
+    destinations: Table,
+    scales: Table,
+    *,
+    num_threads: int = 0,
+    cuda_stream: int | None = None,
+) -> None:
+    """Quantise bfloat16 to float8 e4m3 in blocks of 128 x 128; ``kernels/block_quantize.hpp`` has the formula.
+
+    Worked example: a (256, 384) weight gives (256, 384) bytes and a (2, 3) table of scales; ``value = byte * scale``.
+
+    Args:
+        segments: [num_segments, 11]: src_buffer, src_offset, src_pitch, dst_buffer, dst_offset, dst_pitch, scale_buffer,
+            scale_offset, scale_pitch, rows, row_elements; offsets and pitches in bytes. Each segment begins at a block's corner.
+        sources: [num_buffers, 2] from :func:`buffer_table`; likewise `destinations` and `scales` (float32).
+        num_threads: As in :func:`segmented_copy`.
+        cuda_stream: As in :func:`segmented_copy`; the call waits for the result.
+
+    Raises:
+        ReshardError: A segment leaves its buffer, or holds a NaN or infinity; prints segment and values.
+    """
+    is_cuda = cuda_stream is not None
+    try:
+        damaged = _C.block_quantize(segments, sources, destinations, scales, num_threads, is_cuda, cuda_stream or 0)
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise ReshardError(f"block_quantize: {e}") from e
+    if damaged >= 0:
+        raise ReshardError(f"block_quantize: segment {damaged} holds a NaN or an infinity, which no scale can express")
+
+
 def load_acquire(address: int) -> int:
     """Read an int64 in shared memory; what its writer wrote before storing it is visible afterwards."""
     value: int = _C.load_acquire(address)

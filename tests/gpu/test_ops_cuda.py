@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridrl.reshard.ops import Cast, buffer_table, canonical_checksum, has_cuda, segmented_copy
+from hybridrl.errors import ReshardError
+from hybridrl.reshard.ops import Cast, block_quantize, buffer_table, canonical_checksum, has_cuda, segmented_copy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -90,3 +91,27 @@ def test_work_is_ordered_on_the_given_stream():
         )
     side.synchronize()
     assert torch.equal(got, source)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 300), columns=st.integers(1, 600), offset=st.integers(0, 9))
+def test_float8_blocks_equal_the_cpu(rows, columns, offset):
+    weight = torch.randn(rows, columns + offset).bfloat16()
+    shape = (-(-rows // 128), -(-columns // 128))
+    row = [0, 2 * offset, 2 * (columns + offset), 0, 0, columns, 0, 0, 4 * shape[1], rows, columns]
+    segments = np.array([row])
+    want = torch.zeros(rows, columns, dtype=torch.uint8), torch.zeros(shape)
+    got = tuple(torch.zeros_like(tensor, device="cuda") for tensor in want)
+    block_quantize(segments, *(buffer_table([t]) for t in (weight, *want)))
+    on_device = weight.cuda()
+    block_quantize(segments, *(buffer_table([t]) for t in (on_device, *got)), cuda_stream=stream())
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(got, want, strict=True))
+
+
+def test_a_float8_block_that_is_not_finite_is_refused():
+    weight = torch.ones(256, 256, dtype=torch.bfloat16, device="cuda")
+    weight[200, 200] = float("inf")
+    out, scales = torch.zeros(256, 256, dtype=torch.uint8, device="cuda"), torch.zeros(2, 2, device="cuda")
+    segments = np.array([[0, 0, 512, 0, 0, 256, 0, 0, 8, 256, 256]])
+    with pytest.raises(ReshardError, match="segment 0 holds a NaN or an infinity"):
+        block_quantize(segments, *(buffer_table([t]) for t in (weight, out, scales)), cuda_stream=stream())

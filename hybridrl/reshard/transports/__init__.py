@@ -21,7 +21,7 @@ from hybridrl.reshard.plan import Plan
 Fill = Callable[[torch.Tensor], None]
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Where the files of the shm transport lie, named ``hybridrl-<session>-<source>-<destination>``."""
+"""Where the files of the shm transport lie, named ``hybridrl-<session>-<destination>``."""
 
 
 @dataclass(frozen=True, slots=True)

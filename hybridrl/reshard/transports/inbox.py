@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from hybridrl.errors import ReshardError
 from hybridrl.reshard.transports import Endpoint, Label
 
 HEADER_BYTES = 64
@@ -50,16 +52,30 @@ class Inbox:
 
 
 def inboxes(endpoint: Endpoint) -> dict[int, Inbox]:
-    """Return the inboxes that one rank has to do with, by destination."""
+    """Return the inboxes that one rank has to do with, by destination.
+
+    Raises:
+        ReshardError: When the plan is a source's part only, which does not say what lies beside its messages.
+    """
+    plan, me = endpoint.plan, endpoint.index
+    moves = plan.moves
+    mine = np.unique(moves.destination[moves.source == me]) if endpoint.is_source else np.array([me])
     sizes: dict[int, dict[tuple[int, int], int]] = {}
-    for (destination, chunk, source), moves in endpoint.plan.messages():
-        if endpoint.carries(source, destination):
-            num_bytes = sum(move.num_bytes for move in moves)
-            sizes.setdefault(destination, {})[chunk, source] = HEADER_BYTES + num_bytes
+    rows = np.flatnonzero(np.isin(moves.destination, mine))
+    keys = np.stack([moves.destination[rows], moves.chunk[rows], moves.source[rows]])
+    messages, message_of = np.unique(keys, axis=1, return_inverse=True)
+    payloads = np.zeros(messages.shape[1], dtype=np.int64)
+    np.add.at(payloads, message_of.reshape(-1), moves.num_bytes[rows])
+    for (to, chunk, source), num_bytes in zip(messages.T.tolist(), payloads.tolist(), strict=True):
+        if not plan.chunks[to]:
+            raise ReshardError(
+                f"{endpoint.place}: the plan holds only a part of what {plan.destinations[to]} receives; "
+                "open transports with the whole plan"
+            )
+        if endpoint.carries(source, to):
+            sizes.setdefault(to, {})[chunk, source] = HEADER_BYTES + num_bytes
     if endpoint.is_source:
-        sizes = {to: found for to, found in sizes.items() if any(source == endpoint.index for _, source in found)}
-    else:
-        sizes = {to: found for to, found in sizes.items() if to == endpoint.index}
+        sizes = {to: found for to, found in sizes.items() if any(source == me for _, source in found)}
     return {to: _inbox(found) for to, found in sizes.items()}
 
 

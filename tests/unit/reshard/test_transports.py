@@ -9,7 +9,7 @@ import torch
 from hybridrl.errors import ReshardError
 from hybridrl.layout.parallel import ParallelSizes
 from hybridrl.reshard.executor import Receiver, Sender, TensorSink, compare_reports
-from hybridrl.reshard.planner import build_plan
+from hybridrl.reshard.planner import Planner, build_plan
 from hybridrl.reshard.transports import Endpoint, choose_transport, open_transport
 from hybridrl.reshard.transports.inbox import HEADER_BYTES, inboxes
 from tests.unit.reshard.test_executor import CANONICAL, GENERATION, TRAINING, equal, sides
@@ -142,3 +142,10 @@ def test_a_replica_leaves_and_another_joins_while_the_sources_stay():
         sent, received = transfer(plan, have, got, "shm", versions=(version,))
         assert equal(got, want)
         assert compare_reports(plan, [r[0] for r in sent], [r[0] for r in received]) == []
+
+
+def test_a_part_of_a_plan_is_no_ground_for_an_inbox():
+    sources, destinations = world(TRAINING, "actor"), world(GENERATION, "rollout", first_device=100)
+    part = Planner(sources, destinations, chunk_bytes=9000).for_source(0)
+    with pytest.raises(ReshardError, match="the plan holds only a part of what rollout rank 0 receives"):
+        inboxes(Endpoint(part, 0, is_source=True))
