@@ -176,6 +176,7 @@ class Result:
         whole_seconds: The moves of all ranks.
         bytes_per_gen_rank: Weights that it receives, from its own device included.
         lower_bound_bytes: The fewest bytes that it can take off the wire; `wire_bytes` is what the plan lets it take.
+        predicted_seconds: Of the whole sync with staggered destinations, the plan that is priced and timed here.
     """
 
     name: str
@@ -190,6 +191,7 @@ class Result:
     total_wire_bytes: int
     total_lower_bound_bytes: int
     predicted_seconds: float
+    predicted_seconds_in_layer_order: float
 
 
 def timed(run: Callable[[], T], repeats: int = 1) -> tuple[float, T]:
@@ -217,7 +219,7 @@ def declare(case: Case) -> tuple[list[ShardTable], list[ShardTable]]:
 
 
 def plan_one_rank(sources: list[ShardTable], destinations: list[ShardTable]) -> None:
-    planner = Planner(sources, destinations)
+    planner = Planner(sources, destinations, is_staggered=True)
     planner.for_source(RANK)
     planner.for_destination(RANK)
 
@@ -225,10 +227,11 @@ def plan_one_rank(sources: list[ShardTable], destinations: list[ShardTable]) -> 
 def measure(case: Case, repeats: int) -> tuple[Result, PlanPrice]:
     maps_seconds, (sources, destinations) = timed(lambda: declare(case))
     seconds, _ = timed(lambda: plan_one_rank(sources, destinations), repeats)
-    whole_seconds, plan = timed(lambda: Planner(sources, destinations).whole())
+    whole_seconds, plan = timed(lambda: Planner(sources, destinations, is_staggered=True).whole())
     bounds = lower_bounds(sources, destinations)
     price = price_plan(plan, H100_CLUSTER, sum(bounds))
     assert price.wire_bytes == sum(bounds), (price.wire_bytes, sum(bounds))
+    in_layer_order = price_plan(Planner(sources, destinations).whole(), H100_CLUSTER, sum(bounds))
     result = Result(
         name=case.name,
         seconds=seconds,
@@ -242,47 +245,43 @@ def measure(case: Case, repeats: int) -> tuple[Result, PlanPrice]:
         total_wire_bytes=price.wire_bytes,
         total_lower_bound_bytes=price.lower_bound_bytes,
         predicted_seconds=price.seconds,
+        predicted_seconds_in_layer_order=in_layer_order.seconds,
     )
     return result, price
 
 
 def show(results: list[Result]) -> None:
-    columns = (
+    plans = Table("case", "one rank", "limit", "all ranks", "maps", title="Planner, one thread", title_justify="left")
+    syncs = Table(
         "case",
-        "one rank's plan",
-        "limit",
-        "maps and tables",
-        "whole plan",
-        "per gen rank",
+        "per generation rank",
         "expected",
         "predicted",
+        "in layer order",
+        title=f"Weight syncs on {H100_CLUSTER.name}",
+        title_justify="left",
     )
-    table = Table(*columns, title="Planner, one thread", title_justify="left")
     for r in results:
         is_met = r.seconds <= r.limit_s
-        table.add_row(
-            r.name,
-            f"{r.seconds:.3f} s",
-            f"{r.limit_s} s {'met' if is_met else 'MISSED'}",
-            f"{r.maps_seconds:.2f} s",
-            f"{r.whole_seconds:.2f} s",
-            f"{r.bytes_per_gen_rank / 1e9:.2f} GB",
-            f"{r.expected_gb} GB {r.bytes_per_gen_rank / 1e9 / r.expected_gb - 1:+.1%}",
-            f"{r.predicted_seconds:.2f} s",
-        )
-    Console().print(table)
+        seconds = (f"{value:.2f} s" for value in (r.whole_seconds, r.maps_seconds))
+        plans.add_row(r.name, f"{r.seconds:.3f} s", f"{r.limit_s} s {'met' if is_met else 'MISSED'}", *seconds)
+        error = r.bytes_per_gen_rank / 1e9 / r.expected_gb - 1
+        predicted = (f"{value:.2f} s" for value in (r.predicted_seconds, r.predicted_seconds_in_layer_order))
+        size = f"{r.bytes_per_gen_rank / 1e9:.2f} GB"
+        syncs.add_row(r.name, size, f"{r.expected_gb} GB {error:+.1%}", *predicted)
+    Console().print(plans, syncs)
 
 
-def compare(folder: Path, repeats: int) -> megatron_rosters.Comparison:
-    """Plan Qwen3-30B from 16 training ranks to 16 of another layout with both planners."""
-    spec = model_spec(QWEN3_30B)
+def compare(folder: Path, case: Case, repeats: int) -> megatron_rosters.Comparison:
+    """Plan from the training layout of a case to one without pipeline stages, on the same ranks, with both planners."""
+    spec, size = model_spec(case.config), case.sizes.world_size
+    generation = ParallelSizes(tp=4, ep=8, dp=size // 4)
     layouts = [
-        MegatronLayout(spec, sizes, DType.BFLOAT16, LayerSpec.TRANSFORMER_ENGINE, vocab_divisor=128)
-        for sizes in (ParallelSizes(tp=2, ep=8, dp=8), ParallelSizes(tp=4, pp=2, ep=4, dp=2))
+        MegatronLayout(spec, sizes, DType.BFLOAT16, LayerSpec.TRANSFORMER_ENGINE, vocab_divisor=128, pipeline=pipeline)
+        for sizes, pipeline in ((case.sizes, case.pipeline), (generation, PipelineLayout()))
     ]
-    return megatron_rosters.compare(
-        folder, "qwen3-30b-a3b 16 -> 16, Megatron -> Megatron", layouts[0], layouts[1], repeats
-    )
+    name = f"{case.name.split()[0]} {size} -> {size}, Megatron -> Megatron"
+    return megatron_rosters.compare(folder, name, layouts[0], layouts[1], repeats)
 
 
 def main() -> None:
@@ -298,13 +297,15 @@ def main() -> None:
         results.append(result)
         console.print(price_table(price, case.name))
     show(results)
-    comparison = compare(options.megatron, options.repeats) if options.megatron.is_dir() else None
-    if comparison:
-        megatron_rosters.show(comparison)
+    comparisons = []
+    if options.megatron.is_dir():
+        for case in CASES[:2]:
+            comparisons.append(compare(options.megatron, case, min(options.repeats, 3)))
+            megatron_rosters.show(comparisons[-1])
     else:
         console.print(f"no {options.megatron}: `make {options.megatron.name}/.packages` installs it for the comparison")
     if options.json:
-        print(json.dumps({"results": [asdict(r) for r in results], "comparison": comparison and asdict(comparison)}))
+        print(json.dumps({"results": [asdict(r) for r in results], "comparisons": [asdict(c) for c in comparisons]}))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -82,8 +82,8 @@ class Rows:
             local=local,
             offset=np.concatenate([table.offset for table in tables]),
             strides=np.concatenate([table.strides for table in tables]),
-            dtype=np.concatenate([table.dtype_codes() for table in tables])[local],
-            local_names=tuple(tensor.name for table in tables for tensor in table.locals),
+            dtype=np.concatenate([table.dtype for table in tables])[local],
+            local_names=tuple(itertools.chain.from_iterable(table.locals for table in tables)),
         )
 
 
@@ -111,22 +111,26 @@ class World:
         """Recognise equal maps and number the canonical tensors."""
         tables = shard_tables([*sources, *destinations])
         num_dims = max(table.num_dims for table in tables)
-        numbers: dict[str, int] = {}
-        sides = [_side(own, numbers, num_dims) for own in (tables[: len(sources)], tables[len(sources) :])]
-        return cls(sides[0], sides[1], tuple(numbers), *_shapes(sides, len(numbers), num_dims))
+        sides = [tables[: len(sources)], tables[len(sources) :]]
+        names = dict.fromkeys(itertools.chain.from_iterable(table.names for table in _distinct(tables)))
+        numbers = dict(zip(names, range(len(names)), strict=True))
+        both = [_side(own, numbers, num_dims) for own in sides]
+        return cls(both[0], both[1], tuple(names), *_shapes(both, len(names), num_dims))
+
+
+def _distinct(tables: Sequence[ShardTable]) -> list[ShardTable]:
+    """Return the first of each group of equal maps."""
+    first: dict[bytes, ShardTable] = {}
+    for table in tables:
+        first.setdefault(table.digest, table)
+    return list(first.values())
 
 
 def _side(tables: Sequence[ShardTable], numbers: dict[str, int], num_dims: int) -> Side:
-    """Keep the distinct tables and number their canonical tensors as `numbers` does, which grows."""
-    known: dict[bytes, int] = {}
-    kept: list[ShardTable] = []
-    own: list[IntArray] = []
-    for table in tables:
-        if table.digest not in known:
-            known[table.digest] = len(kept)
-            kept.append(table.widened(num_dims))
-            own.append(np.array([numbers.setdefault(name, len(numbers)) for name in table.names], dtype=np.int64))
-    return Side(tuple(table.place for table in tables), kept, own, [known[table.digest] for table in tables])
+    kept = [table.widened(num_dims) for table in _distinct(tables)]
+    position = {table.digest: index for index, table in enumerate(kept)}
+    own = [np.fromiter(map(numbers.__getitem__, table.names), np.int64, len(table.names)) for table in kept]
+    return Side(tuple(table.place for table in tables), kept, own, [position[table.digest] for table in tables])
 
 
 def _shapes(sides: Sequence[Side], num_tensors: int, num_dims: int) -> tuple[IntArray, IntArray]:
@@ -191,24 +195,31 @@ class Held:
 
 def _holder_sets(cell: IntArray, owner: IntArray) -> tuple[IntArray, list[tuple[int, ...]]]:
     """Group cells by the exact set of maps that hold them; pairs are sorted by cell, then map."""
-    bounds = np.flatnonzero(np.diff(cell, prepend=-1, append=-1)).tolist()
-    packed, width = owner.tobytes(), owner.itemsize
-    known: dict[bytes, int] = {}
-    numbers = [known.setdefault(packed[a * width : b * width], len(known)) for a, b in itertools.pairwise(bounds)]
-    sets = [tuple(np.frombuffer(key, dtype=owner.dtype).tolist()) for key in known]
-    return np.array(numbers, dtype=np.int64), sets
+    first = np.flatnonzero(np.diff(cell, prepend=-1))
+    counts = np.diff(first, append=len(cell))
+    numbers = np.zeros(len(first), dtype=np.int64)
+    sets: list[tuple[int, ...]] = []
+    for count in np.unique(counts).tolist():
+        alike = np.flatnonzero(counts == count)
+        holders = owner[first[alike][:, None] + np.arange(count)]
+        group = np.zeros(len(alike), dtype=np.int64)
+        for column in holders.T:
+            group = np.unique(group * (int(column.max()) + 1) + column, return_inverse=True)[1]
+        _, example = np.unique(group, return_index=True)
+        numbers[alike] = group + len(sets)
+        sets += map(tuple, holders[example].tolist())
+    return numbers, sets
 
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """What the destination maps want, map by map, cut by the cells and into chunks, in the order of the local tensors.
+    """What the destination maps want, map by map, cut by the cells, in the order of the local tensors.
 
     Attributes:
         row: [num_pieces] int64, in the destinations' `rows`.
         cell: [num_pieces] int64.
         boxes: Of the pieces; disjoint, and together the boxes of the map.
         num_bytes: [num_pieces] int64, in the narrower element type of the two sides.
-        chunk: [num_pieces] int64, ascending within a map.
         bounds: Pieces ``bounds[m] : bounds[m + 1]`` are those of map m.
     """
 
@@ -216,60 +227,55 @@ class Wanted:
     cell: IntArray
     boxes: Boxes
     num_bytes: IntArray
-    chunk: IntArray
     bounds: list[int]
 
     @classmethod
     def of(cls, world: World, held: Held, chunk_bytes: int) -> Wanted:
-        """Cut the boxes of every destination map.
+        """Cut the boxes of every destination map, into pieces of at most `chunk_bytes` where that is possible.
 
         Raises:
             ReshardError: When an element has two homes in a map, or none among the sources.
         """
-        parts = [_pieces_of(m, world, held, chunk_bytes) for m in range(len(world.destinations.tables))]
-        return cls(
-            row=np.concatenate([part.row for part in parts]),
-            cell=np.concatenate([part.cell for part in parts]),
-            boxes=Boxes.concatenate([part.boxes for part in parts]),
-            num_bytes=np.concatenate([part.num_bytes for part in parts]),
-            chunk=np.concatenate([part.chunk for part in parts]),
-            bounds=np.cumsum([0, *(len(part.row) for part in parts)]).tolist(),
-        )
+        rows = world.destinations.rows
+        order = np.argsort(rows.local, kind="stable")  # by map, then by local tensor
+        boxes = rows.boxes[order]
+        _check_unique(world, order)
+        cell, at = match(held.cells.tensor, boxes.tensor)
+        pieces = held.cells[cell].intersect(boxes[at])
+        volumes = pieces.volumes()
+        is_met = volumes > 0
+        cell, at, pieces = cell[is_met], at[is_met], pieces[is_met]
+        found = np.bincount(at, weights=volumes[is_met], minlength=len(boxes))
+        for lacking in np.flatnonzero(found != boxes.volumes())[:1]:
+            _refuse_missing(world, int(order[lacking]), pieces[at == lacking])
+        row = order[at]
+        item = np.minimum(itemsizes(held.dtype[cell]), itemsizes(rows.dtype[row]))
+        pieces, part_of = _split(pieces, item, chunk_bytes)
+        num_bytes, row = pieces.volumes() * item[part_of], row[part_of]
+        bounds = np.searchsorted(rows.table[row], np.arange(len(world.destinations.tables) + 1)).tolist()
+        return cls(row, cell[part_of], pieces, num_bytes, bounds)
 
 
-def _pieces_of(index: int, world: World, held: Held, chunk_bytes: int) -> Wanted:
-    table, rows = world.destinations.tables[index], world.destinations.rows
-    order = np.argsort(table.local, kind="stable") + rows.first[index]
-    boxes = rows.boxes[order]
-    _check_unique(table.place, boxes, world)
-    cell, at = match(held.cells.tensor, boxes.tensor)
-    pieces = held.cells[cell].intersect(boxes[at])
-    is_met = pieces.volumes() > 0
-    cell, at, pieces = cell[is_met], at[is_met], pieces[is_met]
-    found = np.bincount(at, weights=pieces.volumes(), minlength=len(boxes))
-    for lacking in np.flatnonzero(found != boxes.volumes())[:1]:
-        local = rows.local_names[rows.local[order[lacking]]]
-        _refuse_missing(table.place, local, boxes[[lacking]], pieces[at == lacking], world)
-    row = order[at]
-    item = np.minimum(itemsizes(held.dtype[cell]), itemsizes(rows.dtype[row]))
-    pieces, part_of = _split(pieces, item, chunk_bytes)
-    num_bytes = pieces.volumes() * item[part_of]
-    return Wanted(row[part_of], cell[part_of], pieces, num_bytes, _fill(num_bytes, chunk_bytes), [0, len(part_of)])
-
-
-def _check_unique(place: Place, boxes: Boxes, world: World) -> None:
-    ordered = boxes[np.argsort(boxes.tensor, kind="stable")]
-    if overlap := first_overlap(ordered):
-        a, b = (ordered[[row]] for row in overlap)
+def _check_unique(world: World, order: IntArray) -> None:
+    """Prove that no map has two homes for an element; `order` sorts the rows by map."""
+    rows = world.destinations.rows
+    key = rows.table[order] * len(world.names) + rows.boxes.tensor[order]
+    by_key = order[np.argsort(key, kind="stable")]
+    keyed = replace(rows.boxes[by_key], tensor=np.sort(key))
+    if overlap := first_overlap(keyed):
+        a, b = (rows.boxes[by_key[[at]]] for at in overlap)
+        place = world.destinations.tables[int(rows.table[by_key[overlap[0]]])].place
         raise ReshardError(f"{place}: {_describe(a.intersect(b), world)} has two homes in the destination's map")
 
 
-def _refuse_missing(place: Place, local: str, wanted: Boxes, pieces: Boxes, world: World) -> None:
+def _refuse_missing(world: World, row: int, pieces: Boxes) -> None:
+    rows = world.destinations.rows
+    place, wanted = world.destinations.tables[int(rows.table[row])].place, rows.boxes[[row]]
     missing = first_missing(wanted.box(0), pieces.boxes())
     lacking = Boxes(wanted.tensor, np.array([missing.start]), np.array([missing.stop]))
     raise ReshardError(
-        f"{_describe(lacking, world)}: no source holds it, but {place} needs {_describe(wanted, world)} for {local}; "
-        "check that both sides describe the same model"
+        f"{_describe(lacking, world)}: no source holds it, but {place} needs {_describe(wanted, world)} for "
+        f"{rows.local_names[rows.local[row]]}; check that both sides describe the same model"
     )
 
 
@@ -296,15 +302,3 @@ def _split(pieces: Boxes, item: IntArray, chunk_bytes: int) -> tuple[Boxes, IntA
     stop[:, 0] = np.minimum(first + per_part[part_of], stop[:, 0])
     start[:, 0] = first
     return Boxes(pieces.tensor[part_of], start, stop), part_of
-
-
-def _fill(num_bytes: IntArray, chunk_bytes: int) -> IntArray:
-    """Return the chunk of each piece: as many pieces in a row as fit, but at least one."""
-    ends = np.cumsum(num_bytes)
-    chunk = np.zeros(len(ends), dtype=np.int64)
-    first, filled, index = 0, 0, 0
-    while first < len(ends):
-        last = max(first + 1, int(np.searchsorted(ends, filled + chunk_bytes, side="right")))
-        chunk[first:last] = index
-        first, filled, index = last, int(ends[last - 1]), index + 1
-    return chunk

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridrl.reshard.balance import Deal, Wish, deal_out
+from hybridrl.reshard.balance import Wish, deal_out
 from hybridrl.reshard.bound import lower_bound_bytes
 from hybridrl.reshard.boxes import Boxes, IntArray
 from hybridrl.reshard.geometry import Held, Maps, Rows, Wanted, World
 from hybridrl.reshard.moves import MoveTable, RegionTable
-from hybridrl.reshard.plan import Chunk, Plan
+from hybridrl.reshard.plan import Plan
+from hybridrl.reshard.schedule import Schedule
 
 DEFAULT_CHUNK_BYTES = 64 << 20
 _NONE: IntArray = np.zeros(0, dtype=np.int64)
@@ -40,29 +41,45 @@ __all__ = [
 ]
 
 
-def build_plan(sources: Maps, destinations: Maps, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Plan:
+def build_plan(
+    sources: Maps, destinations: Maps, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES, is_staggered: bool = False
+) -> Plan:
     """Plan every element of every destination.
 
     Args:
         chunk_bytes: Bound on what a destination receives per chunk, hence on its staging memory.
+        is_staggered: Whether destinations begin at different layers (``schedule.py``).
 
     Raises:
         ReshardError: Naming the parameter and range when no source holds it, shapes differ, or a destination holds a
             canonical element twice.
     """
-    return Planner(sources, destinations, chunk_bytes=chunk_bytes).whole()
+    return Planner(sources, destinations, chunk_bytes=chunk_bytes, is_staggered=is_staggered).whole()
 
 
-def plan_for_source(sources: Maps, destinations: Maps, source: int, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Plan:
+def plan_for_source(
+    sources: Maps,
+    destinations: Maps,
+    source: int,
+    *,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    is_staggered: bool = False,
+) -> Plan:
     """Plan what one source serves: the moves of :func:`build_plan` that name it, in the same order."""
-    return Planner(sources, destinations, chunk_bytes=chunk_bytes).for_source(source)
+    return Planner(sources, destinations, chunk_bytes=chunk_bytes, is_staggered=is_staggered).for_source(source)
 
 
 def plan_for_destination(
-    sources: Maps, destinations: Maps, destination: int, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    sources: Maps,
+    destinations: Maps,
+    destination: int,
+    *,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    is_staggered: bool = False,
 ) -> Plan:
     """Plan what one destination receives: its moves of :func:`build_plan`, in the same order, and its chunks."""
-    return Planner(sources, destinations, chunk_bytes=chunk_bytes).for_destination(destination)
+    planner = Planner(sources, destinations, chunk_bytes=chunk_bytes, is_staggered=is_staggered)
+    return planner.for_destination(destination)
 
 
 class Planner:
@@ -72,7 +89,14 @@ class Planner:
         ReshardError: As :func:`build_plan`.
     """
 
-    def __init__(self, sources: Maps, destinations: Maps, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> None:
+    def __init__(
+        self,
+        sources: Maps,
+        destinations: Maps,
+        *,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        is_staggered: bool = False,
+    ) -> None:
         self._world = world = World.of(sources, destinations)
         self._held = held = Held.of(world)
         self._wanted = wanted = Wanted.of(world, held, chunk_bytes)
@@ -82,30 +106,40 @@ class Planner:
             (place, wishes[m]) for place, m in zip(world.destinations.places, world.destinations.table_of, strict=True)
         ]
         self._deals = deal_out(world.sources.places, _ranks_of_sets(world, held), demands)
+        self._schedule = Schedule(world, wanted, chunk_bytes, is_staggered=is_staggered)
 
     def whole(self) -> Plan:
         """Return every move."""
         every = range(len(self._deals))
-        return self._plan([_Part.of_destination(d, self._deals[d]) for d in every], every)
+        return self._plan([self._received_by(destination) for destination in every], every)
 
     def for_source(self, source: int) -> Plan:
         """Return what one source serves."""
-        parts = [_Part.of_source(source, d, deals) for d, deals in enumerate(self._deals)]
-        return self._plan([part for part in parts if len(part.pieces)], ())
+        parts = []
+        for destination, deals in enumerate(self._deals):
+            pieces = np.concatenate([_NONE, *(deal.pieces_of(source) for deal in deals)])
+            if len(pieces):
+                pieces = self._schedule.in_order(destination, pieces)
+                parts.append(_Part(destination, pieces, np.full_like(pieces, source)))
+        return self._plan(parts, ())
 
     def for_destination(self, destination: int) -> Plan:
         """Return what one destination receives, and its chunks."""
-        return self._plan([_Part.of_destination(destination, self._deals[destination])], (destination,))
+        return self._plan([self._received_by(destination)], (destination,))
+
+    def _received_by(self, destination: int) -> _Part:
+        deals = self._deals[destination]
+        pieces = np.concatenate([_NONE, *(deal.pieces for deal in deals)])
+        sources = np.empty_like(pieces)
+        sources[pieces] = np.concatenate([_NONE, *(deal.sources() for deal in deals)])
+        ordered = self._schedule.in_order(destination, pieces)
+        return _Part(destination, ordered, sources[ordered])
 
     def _plan(self, parts: Sequence[_Part], described: Collection[int]) -> Plan:
-        world = self._world
-        chunks = {m: self._chunks(m) for m in {world.destinations.table_of[d] for d in described}}
-        return Plan(
-            world.sources.places,
-            world.destinations.places,
-            self._moves(parts),
-            tuple(chunks[m] if d in described else () for d, m in enumerate(world.destinations.table_of)),
-        )
+        sources, destinations = self._world.sources.places, self._world.destinations.places
+        every = range(len(destinations))
+        chunks = tuple(self._schedule.chunks(d) if d in described else () for d in every)
+        return Plan(sources, destinations, self._moves(parts), chunks)
 
     def _moves(self, parts: Sequence[_Part]) -> MoveTable:
         world, held, wanted = self._world, self._held, self._wanted
@@ -124,48 +158,20 @@ class Planner:
             boxes=boxes,
             source=source,
             destination=destination,
-            chunk=wanted.chunk[piece],
+            chunk=np.concatenate([_NONE, *(self._schedule.chunk_of(p.destination)[p.pieces] for p in parts)]),
             is_wire=device_of_source[source] != device_of_destination[destination],
             read=_regions(world.sources.rows, held.row[np.searchsorted(held.pair, pair)], boxes),
             write=_regions(world.destinations.rows, wanted.row[piece], boxes),
         )
 
-    def _chunks(self, table: int) -> tuple[Chunk, ...]:
-        """Return the chunks of a destination map; both its pieces' local tensors and their chunks ascend."""
-        rows, wanted = self._world.destinations.rows, self._wanted
-        own = slice(wanted.bounds[table], wanted.bounds[table + 1])
-        local, chunk = rows.local[wanted.row[own]], wanted.chunk[own]
-        is_new = (np.diff(local, prepend=-1) != 0) | (np.diff(chunk, prepend=-1) != 0)
-        local, chunk = local[is_new], chunk[is_new]
-        is_last = np.diff(local, append=-1) != 0
-        chunks: list[tuple[list[str], list[str]]] = [([], []) for _ in range(int(chunk[-1]) + 1 if len(chunk) else 0)]
-        for name, index, completes in zip(local.tolist(), chunk.tolist(), is_last.tolist(), strict=True):
-            touched, completed = chunks[index]
-            touched.append(rows.local_names[name])
-            if completes:
-                completed.append(rows.local_names[name])
-        return tuple(Chunk(i, tuple(touched), tuple(completed)) for i, (touched, completed) in enumerate(chunks))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Pieces of one destination, ascending, and who serves each."""
+    """Pieces of one destination in the order in which it receives them, and who serves each."""
 
     destination: int
     pieces: IntArray
     sources: IntArray
-
-    @classmethod
-    def of_destination(cls, destination: int, deals: Sequence[Deal]) -> _Part:
-        pieces = np.concatenate([_NONE, *(deal.pieces for deal in deals)])
-        sources = np.empty_like(pieces)
-        sources[pieces] = np.concatenate([_NONE, *(deal.sources() for deal in deals)])
-        return cls(destination, np.arange(len(pieces)), sources)
-
-    @classmethod
-    def of_source(cls, source: int, destination: int, deals: Sequence[Deal]) -> _Part:
-        pieces = np.sort(np.concatenate([_NONE, *(deal.pieces_of(source) for deal in deals)]))
-        return cls(destination, pieces, np.full_like(pieces, source))
 
 
 def _ranks_of_sets(world: World, held: Held) -> list[list[int]]:

@@ -79,14 +79,13 @@ class Ports:
         kind = np.repeat([True, False, True, False, True], [self._num_devices] * 3 + [self._num_nics] * 2)
         return kind
 
-    def busy_seconds(self, traffic: Traffic, message_s: float = 0.0) -> Seconds:
+    def busy_seconds(self, traffic: Traffic, num_steps: int, message_s: float = 0.0) -> Seconds:
         """Return [num_ports, num_steps]: how long each port is busy in each step.
 
         Args:
             message_s: Fixed cost of each entry of `traffic`.
         """
-        t, num_steps = self._topology, traffic.num_steps
-        rates = np.array([t.device_gb_per_s, t.node_gb_per_s, t.nic_gb_per_s]) * 1e9
+        rates = np.array([self._topology.gb_per_s(link) for link in LinkClass]) * 1e9
         seconds = traffic.num_bytes / rates[traffic.link] + message_s
         busy = np.zeros(self.num_ports * num_steps)
         for port in self._ports_of(traffic):

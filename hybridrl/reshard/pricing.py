@@ -86,9 +86,9 @@ def price_plan(plan: Plan, topology: Topology, lower_bound_bytes: int) -> PlanPr
     sent = _totals(traffic.source, traffic, len(plan.sources))
     received = _totals(traffic.destination, traffic, len(plan.destinations))
     staging = _staging(messages, len(plan.destinations))
-    busy = ports.busy_seconds(messages, topology.message_s)
-    busy[:, : local.num_steps] += ports.busy_seconds(local)
-    carried = ports.busy_seconds(traffic).sum(axis=1)
+    steps = traffic.num_steps
+    busy = ports.busy_seconds(messages, steps, topology.message_s) + ports.busy_seconds(local, steps)
+    carried = ports.busy_seconds(traffic, steps).sum(axis=1)
     nic_sent, nic_received = ports.nic_bytes(traffic)
     none = (0,) * len(LinkClass)
     num_sent = np.bincount(messages.source, minlength=len(plan.sources)).tolist()

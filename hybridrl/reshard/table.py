@@ -31,7 +31,8 @@ class ShardTable:
         names: Canonical tensors that the shards name; `tensor` indexes it.
         shapes: [num_tensors, num_dims] int64, padded with 1.
         ndims: [num_tensors] int64.
-        locals: Local tensors in map order; `local` indexes it.
+        locals: Names of the local tensors in map order; `local` indexes it.
+        dtype: [num_locals] int64, element type as an index into :data:`DTYPES`.
         tensor: [num_shards] int64.
         start: [num_shards, num_dims] int64, first canonical index; `stop` likewise.
         local: [num_shards] int64.
@@ -44,7 +45,8 @@ class ShardTable:
     names: tuple[str, ...]
     shapes: IntArray
     ndims: IntArray
-    locals: tuple[LocalTensor, ...]
+    locals: tuple[str, ...]
+    dtype: IntArray
     tensor: IntArray
     start: IntArray
     stop: IntArray
@@ -74,8 +76,9 @@ class ShardTable:
         )
         described = (_padded(shapes, num_dims, 1), ndims)
         kept = tuple(shard_map.tensors.values())
+        dtype = np.array([DTYPES.index(tensor.dtype) for tensor in kept], dtype=np.int64)
         digest = _digest(tuple(tensors), kept, (*described, *columns))
-        return cls(shard_map.place, tuple(tensors), *described, kept, *columns, digest)
+        return cls(shard_map.place, tuple(tensors), *described, tuple(locals_), dtype, *columns, digest)
 
     @property
     def num_dims(self) -> int:
@@ -94,10 +97,6 @@ class ShardTable:
             stop=np.pad(self.stop, extra, constant_values=1),
             strides=np.pad(self.strides, extra),
         )
-
-    def dtype_codes(self) -> IntArray:
-        """Return the element type of each local tensor as an index into :data:`DTYPES`."""
-        return np.array([DTYPES.index(tensor.dtype) for tensor in self.locals], dtype=np.int64)
 
 
 def shard_tables(maps: Iterable[ShardMap | ShardTable]) -> list[ShardTable]:

@@ -33,6 +33,10 @@ class Topology:
     nics_per_node: int
     message_s: float
 
+    def gb_per_s(self, link: LinkClass) -> float:
+        """Return the rate of one port."""
+        return (self.device_gb_per_s, self.node_gb_per_s, self.nic_gb_per_s)[link]
+
 
 # Rates are about 80 % of the hardware's: NVLink 4 carries 450 GB/s per direction, a 400 Gb/s NIC 50 GB/s.
 H100_CLUSTER = Topology(

@@ -64,13 +64,14 @@ def check_chunks(plan, chunk_bytes):
     moves = plan.moves
     for rank, chunks in enumerate(plan.chunks):
         own = moves.destination == rank
+        assert sorted(moves.chunk[own].tolist()) == moves.chunk[own].tolist()
         filled = np.bincount(moves.chunk[own], weights=moves.num_bytes[own], minlength=len(chunks))
         one_row = moves.boxes.volumes() // (moves.boxes.stop - moves.boxes.start)[:, 0] * 4
         assert (filled <= max(chunk_bytes, one_row.max(initial=0))).all()
 
 
 def check(world):
-    planner = Planner(world.sources, world.destinations, chunk_bytes=world.chunk_bytes)
+    planner = Planner(world.sources, world.destinations, chunk_bytes=world.chunk_bytes, is_staggered=world.is_staggered)
     plan = planner.whole()
     canonical = world.canonical()
     have, want = cut_all(world.sources, canonical), cut_all(world.destinations, canonical)
@@ -103,4 +104,4 @@ def test_64_training_ranks_to_64_generation_ranks():
     sizes = ParallelSizes(tp=4, pp=4, ep=8, etp=2, dp=4)
     sources = megatron_world(MegatronLayout(spec, sizes, DType.FLOAT32), Devices(8))
     destinations = vllm_world(VllmLayout(spec, 4, DType.FLOAT32, True, dp=2), 8, Devices(8, first=64))
-    check(World(spec, sources, destinations, 1 << 14))
+    check(World(spec, sources, destinations, 1 << 14, is_staggered=True))
