@@ -3,6 +3,9 @@
 # docker build --target gpu -t hybridrl:gpu .      NVIDIA clusters: sm_80, sm_90a, sm_100; CUDA 13, Python 3.12
 # docker build --target cpu -t hybridrl:cpu .      laptops and CI: real Megatron-core and vLLM on CPU, Python 3.11
 #
+# The gpu target compiles the kernels and pins the packages; no training run on GPUs was tested yet, and `hybridrl train`
+# refuses them. The cpu target runs everything that the tests run.
+#
 # Where pip does not find CPU builds of torch by itself, give PyTorch's CPU wheel index:
 #   docker build --target cpu --build-arg PIP_EXTRA_INDEX_URL=... .
 

@@ -15,8 +15,8 @@ def check_platform(report: Report, config: ExperimentConfig, command: Command) -
 
 
 def _refuse_training_on_gpus(report: Report) -> None:
-    """Refuse what weight sync cannot do; this function goes when the sync stages device memory."""
-    expected = "cpu: training on GPUs is not supported yet, since weight sync cannot read device memory"
+    """Refuse what no run has shown; this function goes when a run on GPUs has."""
+    expected = "cpu: training on GPUs is not supported yet, since no run on them was tested"
     report.add("platform", "cuda", expected, "set it to cpu")
 
 

@@ -204,11 +204,11 @@ def test_values_at_a_limit_pass(tmp_path: Path, overrides: tuple[str, ...]) -> N
     assert checked(write_experiment(tmp_path), *overrides).command is Command.TRAIN
 
 
-def test_training_on_gpus_is_refused_since_weight_sync_cannot_read_device_memory(tmp_path: Path) -> None:
+def test_training_on_gpus_is_refused_since_no_run_was_tested(tmp_path: Path) -> None:
     (problem,) = problems(write_experiment(tmp_path), "platform=cuda", "placement=split")
     assert problem == (
-        "command line: platform: got cuda, expected cpu: training on GPUs is not supported yet, since weight sync cannot "
-        "read device memory; set it to cpu"
+        "command line: platform: got cuda, expected cpu: training on GPUs is not supported yet, since no run on them "
+        "was tested; set it to cpu"
     )
 
 
