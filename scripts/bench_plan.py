@@ -176,7 +176,8 @@ class Result:
         whole_seconds: The moves of all ranks.
         bytes_per_gen_rank: Weights that it receives, from its own device included.
         lower_bound_bytes: The fewest bytes that it can take off the wire; `wire_bytes` is what the plan lets it take.
-        predicted_seconds: Of the whole sync with staggered destinations, the plan that is priced and timed here.
+        predicted_seconds: Of the whole sync with staggered destinations, the plan that is priced and timed here; also for
+            destinations that all begin at the first layer, and for staggered ones that share inside their nodes.
     """
 
     name: str
@@ -192,6 +193,7 @@ class Result:
     total_lower_bound_bytes: int
     predicted_seconds: float
     predicted_seconds_in_layer_order: float
+    predicted_seconds_shared: float
 
 
 def timed(run: Callable[[], T], repeats: int = 1) -> tuple[float, T]:
@@ -231,7 +233,10 @@ def measure(case: Case, repeats: int) -> tuple[Result, PlanPrice]:
     bounds = lower_bounds(sources, destinations)
     price = price_plan(plan, H100_CLUSTER, sum(bounds))
     assert price.wire_bytes == sum(bounds), (price.wire_bytes, sum(bounds))
-    in_layer_order = price_plan(Planner(sources, destinations).whole(), H100_CLUSTER, sum(bounds))
+    others = [
+        price_plan(Planner(sources, destinations, **options).whole(), H100_CLUSTER, sum(bounds)).seconds
+        for options in ({}, {"is_staggered": True, "is_shared": True})
+    ]
     result = Result(
         name=case.name,
         seconds=seconds,
@@ -245,7 +250,8 @@ def measure(case: Case, repeats: int) -> tuple[Result, PlanPrice]:
         total_wire_bytes=price.wire_bytes,
         total_lower_bound_bytes=price.lower_bound_bytes,
         predicted_seconds=price.seconds,
-        predicted_seconds_in_layer_order=in_layer_order.seconds,
+        predicted_seconds_in_layer_order=others[0],
+        predicted_seconds_shared=others[1],
     )
     return result, price
 
@@ -258,6 +264,7 @@ def show(results: list[Result]) -> None:
         "expected",
         "predicted",
         "in layer order",
+        "shared in nodes",
         title=f"Weight syncs on {H100_CLUSTER.name}",
         title_justify="left",
     )
@@ -266,7 +273,8 @@ def show(results: list[Result]) -> None:
         seconds = (f"{value:.2f} s" for value in (r.whole_seconds, r.maps_seconds))
         plans.add_row(r.name, f"{r.seconds:.3f} s", f"{r.limit_s} s {'met' if is_met else 'MISSED'}", *seconds)
         error = r.bytes_per_gen_rank / 1e9 / r.expected_gb - 1
-        predicted = (f"{value:.2f} s" for value in (r.predicted_seconds, r.predicted_seconds_in_layer_order))
+        predictions = (r.predicted_seconds, r.predicted_seconds_in_layer_order, r.predicted_seconds_shared)
+        predicted = (f"{value:.2f} s" for value in predictions)
         size = f"{r.bytes_per_gen_rank / 1e9:.2f} GB"
         syncs.add_row(r.name, size, f"{r.expected_gb} GB {error:+.1%}", *predicted)
     Console().print(plans, syncs)

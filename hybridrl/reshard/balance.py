@@ -42,11 +42,12 @@ class Wish:
     num_bytes: list[IntArray]
 
     @classmethod
-    def of(cls, holder_set: IntArray, num_bytes: IntArray) -> Wish:
-        """Group pieces by their set of holders."""
+    def of(cls, holder_set: IntArray, num_bytes: IntArray, pieces: IntArray | None = None) -> Wish:
+        """Group pieces, by default numbered from 0, by their set of holders."""
         order = np.lexsort((-num_bytes, holder_set))
         sets, first = np.unique(holder_set[order], return_index=True)
-        return cls(sets.tolist(), np.split(order, first[1:]), np.split(num_bytes[order], first[1:]))
+        named = order if pieces is None else pieces[order]
+        return cls(sets.tolist(), np.split(named, first[1:]), np.split(num_bytes[order], first[1:]))
 
     def shares(self, position: int, num_members: int) -> list[int]:
         """Return the bytes that each of `num_members` gets when the pieces of a set are dealt in turn."""

@@ -101,6 +101,13 @@ def disjoint_cells(boxes: Boxes) -> Cells:
 
     Example: rows 0:70 and 40:100 of a tensor -> cells 0:40, 40:70 (in both) and 70:100.
     """
+    cells = distinct_boxes(boxes)
+    meeting = _meeting(cells.boxes)[0]
+    return _cut(cells, np.unique(cells.boxes.tensor[meeting])) if len(meeting) else cells
+
+
+def distinct_boxes(boxes: Boxes) -> Cells:
+    """Return each box once, and which of the original boxes equal it."""
     keys = [*boxes.stop.T[::-1], *boxes.start.T[::-1], boxes.tensor]
     order = np.lexsort(keys)
     ordered = boxes[order]
@@ -108,9 +115,7 @@ def disjoint_cells(boxes: Boxes) -> Cells:
     is_new[1:] = np.diff(ordered.tensor) != 0
     for edges in (ordered.start, ordered.stop):
         is_new[1:] |= (np.diff(edges, axis=0) != 0).any(axis=1)
-    cells = Cells(ordered[is_new], np.cumsum(is_new) - 1, order)
-    meeting = _meeting(cells.boxes)[0]
-    return _cut(cells, np.unique(cells.boxes.tensor[meeting])) if len(meeting) else cells
+    return Cells(ordered[is_new], np.cumsum(is_new) - 1, order)
 
 
 def _cut(cells: Cells, tensors: IntArray) -> Cells:

@@ -15,7 +15,7 @@ import numpy as np
 from hybridrl.errors import ReshardError
 from hybridrl.layout.box import Box
 from hybridrl.layout.shard import Place, ShardMap
-from hybridrl.reshard.boxes import Boxes, IntArray, disjoint_cells, first_missing, first_overlap, match
+from hybridrl.reshard.boxes import Boxes, IntArray, disjoint_cells, distinct_boxes, first_missing, first_overlap, match
 from hybridrl.reshard.table import DTYPES, ShardTable, itemsizes, shard_tables
 
 Maps = Sequence[ShardMap | ShardTable]
@@ -228,6 +228,21 @@ class Wanted:
     boxes: Boxes
     num_bytes: IntArray
     bounds: list[int]
+
+    def of_table(self, table: int) -> IntArray:
+        """Return the pieces of a map."""
+        return np.arange(self.bounds[table], self.bounds[table + 1])
+
+    def identities(self, rows: Rows) -> IntArray:
+        """Return [num_pieces] int64, equal where different maps want the same box in the same element type.
+
+        Args:
+            rows: Of the destinations.
+        """
+        distinct = distinct_boxes(self.boxes)
+        identity = np.empty_like(self.cell)
+        identity[distinct.row] = distinct.cell
+        return identity * len(DTYPES) + rows.dtype[self.row]
 
     @classmethod
     def of(cls, world: World, held: Held, chunk_bytes: int) -> Wanted:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from hybridrl.errors import ReshardError
 from hybridrl.layout.shard import CanonicalTensor, Place
 from hybridrl.reshard.moves import Move, MoveTable, Region
 
@@ -36,12 +37,15 @@ class Plan:
     Attributes:
         moves: Ordered by destination, then chunk.
         chunks: Per destination; empty for destinations that a rank's part does not describe.
+        relays: Moves between destinations of one node: `source` is an index into `destinations`, and a relay follows the move
+            that brought its box there. Only plans for pricing have any.
     """
 
     sources: tuple[Place, ...]
     destinations: tuple[Place, ...]
     moves: MoveTable
     chunks: tuple[tuple[Chunk, ...], ...]
+    relays: MoveTable
 
     @cached_property
     def canonical(self) -> Mapping[str, CanonicalTensor]:
@@ -51,10 +55,18 @@ class Plan:
     @cached_property
     def wire_bytes(self) -> int:
         """Payload bytes that leave the memory of a device."""
-        return int(self.moves.num_bytes[self.moves.is_wire].sum())
+        return sum(int(moves.num_bytes[moves.is_wire].sum()) for moves in (self.moves, self.relays))
 
     def messages(self) -> Iterator[tuple[tuple[int, int, int], list[Move]]]:
-        """Yield ((destination, chunk, source), moves) in execution order."""
+        """Yield ((destination, chunk, source), moves) in execution order.
+
+        Raises:
+            ReshardError: When destinations relay to each other, which no transport does.
+        """
+        if len(self.relays):
+            raise ReshardError(
+                "a plan that shares inside nodes can be priced but not executed; build it without is_shared"
+            )
         grouped: dict[tuple[int, int, int], list[Move]] = {}
         for move in self.moves:
             grouped.setdefault((move.destination, move.chunk, move.source), []).append(move)

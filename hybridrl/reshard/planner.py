@@ -15,12 +15,12 @@ two moves, [0:8, 0:4] from the first source and [0:8, 4:8] from the second; 32 +
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hybridrl.reshard.balance import Wish, deal_out
+from hybridrl.reshard.assignment import NO_RELAYS, Assignment, Direct, Relays, Services, Shared
 from hybridrl.reshard.bound import lower_bound_bytes
 from hybridrl.reshard.boxes import Boxes, IntArray
 from hybridrl.reshard.geometry import Held, Maps, Rows, Wanted, World
@@ -29,7 +29,6 @@ from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.schedule import Schedule
 
 DEFAULT_CHUNK_BYTES = 64 << 20
-_NONE: IntArray = np.zeros(0, dtype=np.int64)
 
 __all__ = [
     "DEFAULT_CHUNK_BYTES",
@@ -96,61 +95,74 @@ class Planner:
         *,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         is_staggered: bool = False,
+        is_shared: bool = False,
     ) -> None:
         self._world = world = World.of(sources, destinations)
         self._held = held = Held.of(world)
         self._wanted = wanted = Wanted.of(world, held, chunk_bytes)
-        own = [slice(*wanted.bounds[m : m + 2]) for m in range(len(world.destinations.tables))]
-        wishes = [Wish.of(held.holder_set[wanted.cell[part]], wanted.num_bytes[part]) for part in own]
-        demands = [
-            (place, wishes[m]) for place, m in zip(world.destinations.places, world.destinations.table_of, strict=True)
-        ]
-        self._deals = deal_out(world.sources.places, _ranks_of_sets(world, held), demands)
+        self._assigned: Assignment = (Shared if is_shared else Direct)(world, held, wanted)
         self._schedule = Schedule(world, wanted, chunk_bytes, is_staggered=is_staggered)
 
     def whole(self) -> Plan:
         """Return every move."""
-        every = range(len(self._deals))
-        return self._plan([self._received_by(destination) for destination in every], every)
+        return self._plan(self._assigned.services(), self._assigned.relays, range(len(self._world.destinations.places)))
 
     def for_source(self, source: int) -> Plan:
         """Return what one source serves."""
-        parts = []
-        for destination, deals in enumerate(self._deals):
-            pieces = np.concatenate([_NONE, *(deal.pieces_of(source) for deal in deals)])
-            if len(pieces):
-                pieces = self._schedule.in_order(destination, pieces)
-                parts.append(_Part(destination, pieces, np.full_like(pieces, source)))
-        return self._plan(parts, ())
+        return self._plan(self._assigned.served_by(source), NO_RELAYS, ())
 
     def for_destination(self, destination: int) -> Plan:
-        """Return what one destination receives, and its chunks."""
-        return self._plan([self._received_by(destination)], (destination,))
+        """Return what one destination receives and passes on, and its chunks."""
+        relays = self._assigned.relays
+        own = np.flatnonzero((relays.destination == destination) | (relays.peer == destination))
+        return self._plan(self._assigned.received_by(destination), relays.where(own), (destination,))
 
-    def _received_by(self, destination: int) -> _Part:
-        deals = self._deals[destination]
-        pieces = np.concatenate([_NONE, *(deal.pieces for deal in deals)])
-        sources = np.empty_like(pieces)
-        sources[pieces] = np.concatenate([_NONE, *(deal.sources() for deal in deals)])
-        ordered = self._schedule.in_order(destination, pieces)
-        return _Part(destination, ordered, sources[ordered])
-
-    def _plan(self, parts: Sequence[_Part], described: Collection[int]) -> Plan:
+    def _plan(self, services: Services, relays: Relays, described: Collection[int]) -> Plan:
         sources, destinations = self._world.sources.places, self._world.destinations.places
-        every = range(len(destinations))
-        chunks = tuple(self._schedule.chunks(d) if d in described else () for d in every)
-        return Plan(sources, destinations, self._moves(parts), chunks)
+        chunks = [self._schedule.chunks(d) if d in described else () for d in range(len(destinations))]
+        return Plan(sources, destinations, self._direct(services), tuple(chunks), self._relayed(relays))
 
-    def _moves(self, parts: Sequence[_Part]) -> MoveTable:
-        world, held, wanted = self._world, self._held, self._wanted
-        first = [wanted.bounds[world.destinations.table_of[part.destination]] for part in parts]
-        piece = np.concatenate([_NONE, *(part.pieces + at for part, at in zip(parts, first, strict=True))])
-        source = np.concatenate([_NONE, *(part.sources for part in parts)])
-        sizes = np.array([len(part.pieces) for part in parts], dtype=np.int64)
-        destination = np.repeat(np.array([part.destination for part in parts], dtype=np.int64), sizes)
-        pair = wanted.cell[piece] * len(world.sources.tables) + np.array(world.sources.table_of)[source]
-        boxes = wanted.boxes[piece]
+    def _direct(self, services: Services) -> MoveTable:
+        """Make the moves from sources."""
+        world, held = self._world, self._held
+        order, chunk = self._schedule.placed(services.destination, services.piece)
+        own = services.where(order)
+        piece = self._numbers(own.destination, own.piece)
+        table = np.array(world.sources.table_of, dtype=np.int64)[own.source]
+        pair = self._wanted.cell[piece] * len(world.sources.tables) + table
+        row = held.row[np.searchsorted(held.pair, pair)]
         device_of_source, device_of_destination = _number_devices(world)
+        is_wire = device_of_source[own.source] != device_of_destination[own.destination]
+        return self._table(own.source, own.destination, piece, chunk[order], is_wire, world.sources.rows, row)
+
+    def _relayed(self, relays: Relays) -> MoveTable:
+        """Make the moves between destinations."""
+        order, chunk = self._schedule.placed(relays.destination, relays.piece)
+        own, rows = relays.where(order), self._world.destinations.rows
+        piece = self._numbers(own.destination, own.piece)
+        row = self._wanted.row[self._numbers(own.peer, own.peer_piece)]
+        is_wire = np.ones(len(piece), dtype=bool)
+        return self._table(own.peer, own.destination, piece, chunk[order], is_wire, rows, row)
+
+    def _numbers(self, destination: IntArray, piece: IntArray) -> IntArray:
+        """Return where the pieces of destinations are in `self._wanted`."""
+        bounds, table_of = (
+            np.array(own, dtype=np.int64) for own in (self._wanted.bounds, self._world.destinations.table_of)
+        )
+        numbers: IntArray = piece + bounds[table_of[destination]]
+        return numbers
+
+    def _table(
+        self,
+        source: IntArray,
+        destination: IntArray,
+        piece: IntArray,
+        chunk: IntArray,
+        is_wire: NDArray[np.bool_],
+        rows: Rows,
+        row: IntArray,
+    ) -> MoveTable:
+        world, boxes = self._world, self._wanted.boxes[piece]
         return MoveTable(
             names=world.names,
             shapes=world.shapes,
@@ -158,27 +170,11 @@ class Planner:
             boxes=boxes,
             source=source,
             destination=destination,
-            chunk=np.concatenate([_NONE, *(self._schedule.chunk_of(p.destination)[p.pieces] for p in parts)]),
-            is_wire=device_of_source[source] != device_of_destination[destination],
-            read=_regions(world.sources.rows, held.row[np.searchsorted(held.pair, pair)], boxes),
-            write=_regions(world.destinations.rows, wanted.row[piece], boxes),
+            chunk=chunk,
+            is_wire=is_wire,
+            read=_regions(rows, row, boxes),
+            write=_regions(world.destinations.rows, self._wanted.row[piece], boxes),
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """Pieces of one destination in the order in which it receives them, and who serves each."""
-
-    destination: int
-    pieces: IntArray
-    sources: IntArray
-
-
-def _ranks_of_sets(world: World, held: Held) -> list[list[int]]:
-    ranks: list[list[int]] = [[] for _ in world.sources.tables]
-    for rank, table in enumerate(world.sources.table_of):
-        ranks[table].append(rank)
-    return [sorted(rank for table in tables for rank in ranks[table]) for tables in held.sets]
 
 
 def _number_devices(world: World) -> tuple[IntArray, IntArray]:

@@ -55,10 +55,10 @@ class Traffic:
 class Ports:
     """Numbers the ports of all places: device memory, out of device, into device, out of NIC, into NIC."""
 
-    def __init__(self, sources: tuple[Place, ...], destinations: tuple[Place, ...], topology: Topology) -> None:
+    def __init__(self, senders: tuple[Place, ...], receivers: tuple[Place, ...], topology: Topology) -> None:
         self._topology = topology
         devices: dict[str, dict[str, int]] = {}
-        for place in (*sources, *destinations):
+        for place in (*senders, *receivers):
             devices.setdefault(place.node, {}).setdefault(place.device, 0)
         self.nodes = tuple(devices)
         self._device, self._nic = dict[tuple[str, str], int](), list[int]()
@@ -66,9 +66,9 @@ class Ports:
             for position, device in enumerate(sorted(own, key=lambda name: (len(name), name))):
                 self._device[self.nodes[node], device] = len(self._nic)
                 self._nic.append(node * topology.nics_per_node + position % topology.nics_per_node)
-        self._of_source, self._of_destination = (
+        self._of_sender, self._of_receiver = (
             np.array([self._device[place.node, place.device] for place in places], dtype=np.int64)
-            for places in (sources, destinations)
+            for places in (senders, receivers)
         )
         self._num_devices, self._num_nics = len(self._nic), len(self.nodes) * topology.nics_per_node
         self.num_ports = 3 * self._num_devices + 2 * self._num_nics
@@ -98,7 +98,7 @@ class Ports:
         remote = traffic.link == LinkClass.NETWORK
         nics = np.array(self._nic, dtype=np.int64)
         sides = []
-        for device in (self._of_source[traffic.source], self._of_destination[traffic.destination]):
+        for device in (self._of_sender[traffic.source], self._of_receiver[traffic.destination]):
             total = np.bincount(nics[device[remote]], weights=traffic.num_bytes[remote], minlength=self._num_nics)
             per_node = total.reshape(len(self.nodes), -1).astype(np.int64).tolist()
             sides.append({node: tuple(own) for node, own in zip(self.nodes, per_node, strict=True)})
@@ -107,7 +107,7 @@ class Ports:
     def _ports_of(self, traffic: Traffic) -> tuple[IntArray, IntArray]:
         """Return the sending and the receiving port of each entry."""
         nics, d, n = np.array(self._nic, dtype=np.int64), self._num_devices, self._num_nics
-        source, destination = self._of_source[traffic.source], self._of_destination[traffic.destination]
+        source, destination = self._of_sender[traffic.source], self._of_receiver[traffic.destination]
         out = np.stack([source, d + source, 3 * d + nics[source]])
         into = np.stack([destination, 2 * d + destination, 3 * d + n + nics[destination]])
         entry = np.arange(len(traffic.link))

@@ -81,23 +81,26 @@ def price_plan(plan: Plan, topology: Topology, lower_bound_bytes: int) -> PlanPr
     Args:
         lower_bound_bytes: From :func:`~hybridrl.reshard.bound.lower_bound_bytes` of the same maps.
     """
-    traffic, ports = _traffic(plan), Ports(plan.sources, plan.destinations, topology)
+    senders, num_sources = (*plan.sources, *plan.destinations), len(plan.sources)
+    traffic, ports = _traffic(plan), Ports(senders, plan.destinations, topology)
     messages, local = traffic.messages(), traffic.where(traffic.link == LinkClass.DEVICE)
-    sent = _totals(traffic.source, traffic, len(plan.sources))
+    sent = _totals(traffic.source, traffic, len(senders))
     received = _totals(traffic.destination, traffic, len(plan.destinations))
-    staging = _staging(messages, len(plan.destinations))
-    steps = traffic.num_steps
+    num_sent = np.bincount(messages.source, minlength=len(senders)).tolist()
+    num_received = np.bincount(messages.destination, minlength=len(plan.destinations)).tolist()
+    staging, steps = _staging(messages, len(plan.destinations)), traffic.num_steps
     busy = ports.busy_seconds(messages, steps, topology.message_s) + ports.busy_seconds(local, steps)
     carried = ports.busy_seconds(traffic, steps).sum(axis=1)
     nic_sent, nic_received = ports.nic_bytes(traffic)
     none = (0,) * len(LinkClass)
-    num_sent = np.bincount(messages.source, minlength=len(plan.sources)).tolist()
-    num_received = np.bincount(messages.destination, minlength=len(plan.destinations)).tolist()
     return PlanPrice(
         topology=topology,
-        sources=tuple(RankPrice(p, sent[i], none, num_sent[i], 0) for i, p in enumerate(plan.sources)),
+        sources=tuple(RankPrice(place, sent[i], none, num_sent[i], 0) for i, place in enumerate(plan.sources)),
         destinations=tuple(
-            RankPrice(p, none, received[i], num_received[i], staging[i]) for i, p in enumerate(plan.destinations)
+            RankPrice(
+                place, sent[num_sources + i], received[i], num_sent[num_sources + i] + num_received[i], staging[i]
+            )
+            for i, place in enumerate(plan.destinations)
         ),
         link_bytes=tuple(sum(own[link] for own in received) for link in LinkClass),
         nic_sent_bytes=nic_sent,
@@ -135,16 +138,23 @@ def price_table(price: PlanPrice, title: str) -> Table:
 
 
 def _traffic(plan: Plan) -> Traffic:
+    """Return all moves; senders are the sources and, after them, the destinations."""
     known: dict[str, int] = {}
     node_of_source, node_of_destination = (
         np.array([known.setdefault(place.node, len(known)) for place in places], dtype=np.int64)
         for places in (plan.sources, plan.destinations)
     )
-    moves = plan.moves
+    moves, relays = plan.moves, plan.relays
     is_remote = node_of_source[moves.source] != node_of_destination[moves.destination]
     wire = np.where(is_remote, LinkClass.NETWORK, LinkClass.NODE)
     link = np.where(moves.is_wire, wire, LinkClass.DEVICE).astype(np.int64)
-    return Traffic(moves.source, moves.destination, moves.chunk, link, moves.num_bytes)
+    return Traffic(
+        source=np.concatenate([moves.source, relays.source + len(plan.sources)]),
+        destination=np.concatenate([moves.destination, relays.destination]),
+        step=np.concatenate([moves.chunk, relays.chunk]),
+        link=np.concatenate([link, np.full(len(relays), LinkClass.NODE, dtype=np.int64)]),
+        num_bytes=np.concatenate([moves.num_bytes, relays.num_bytes]),
+    )
 
 
 def _totals(rank: IntArray, traffic: Traffic, num_ranks: int) -> list[tuple[int, ...]]:

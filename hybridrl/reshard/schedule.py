@@ -11,6 +11,7 @@ a1 a2 b1 b2, c1 c2 d1 d2, the second c2 c1 d2 d1, a2 a1 b2 b1.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -36,29 +37,33 @@ class Schedule:
         self._filled: dict[tuple[int, float], IntArray] = {}
         self._named: dict[tuple[int, float], tuple[Chunk, ...]] = {}
 
-    def in_order(self, destination: int, pieces: IntArray) -> IntArray:
-        """Return some pieces of a destination in the order in which it receives them."""
-        ordered: IntArray = pieces[np.argsort(self._position_of(self._key[destination])[pieces])]
-        return ordered
-
-    def chunk_of(self, destination: int) -> IntArray:
-        """Return the chunk of each piece of a destination."""
-        key = self._key[destination]
-        if key not in self._filled:
-            position, sizes = self._position_of(key), self._pieces[key[0]].num_bytes
-            in_order = np.empty_like(sizes)
-            in_order[position] = sizes
-            self._filled[key] = _fill(in_order, self._chunk_bytes)[position]
-        return self._filled[key]
+    def placed(self, destination: IntArray, piece: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the order in which pieces of destinations are received, destination by destination, and their chunks."""
+        position, chunk = np.zeros_like(piece), np.zeros_like(piece)
+        by_destination = np.argsort(destination, kind="stable")
+        bounds = np.searchsorted(destination[by_destination], np.arange(len(self._key) + 1)).tolist()
+        for key, (first, last) in zip(self._key, itertools.pairwise(bounds), strict=True):
+            if last > first:
+                rows = by_destination[first:last]
+                position[rows], chunk[rows] = self._position_of(key)[piece[rows]], self._chunk_of(key)[piece[rows]]
+        return np.lexsort((position, destination)), chunk
 
     def chunks(self, destination: int) -> tuple[Chunk, ...]:
         """Return the chunks of a destination with the names of its local tensors."""
         key = self._key[destination]
         if key not in self._named:
             order = np.argsort(self._position_of(key))
-            pieces, chunk = self._pieces[key[0]], self.chunk_of(destination)
+            pieces, chunk = self._pieces[key[0]], self._chunk_of(key)
             self._named[key] = _name_chunks(pieces.local[order], chunk[order], pieces.names)
         return self._named[key]
+
+    def _chunk_of(self, key: tuple[int, float]) -> IntArray:
+        if key not in self._filled:
+            position, sizes = self._position_of(key), self._pieces[key[0]].num_bytes
+            in_order = np.empty_like(sizes)
+            in_order[position] = sizes
+            self._filled[key] = _fill(in_order, self._chunk_bytes)[position]
+        return self._filled[key]
 
     def _position_of(self, key: tuple[int, float]) -> IntArray:
         if key not in self._positions:

@@ -27,6 +27,7 @@ class World:
     destinations: list[ShardMap]
     chunk_bytes: int
     is_staggered: bool
+    is_shared: bool = False
 
     def canonical(self):
         """Return float32 values for every canonical tensor, all different."""
@@ -145,7 +146,14 @@ def worlds(draw, generation):
     sources = draw(megatron_worlds(spec, "actor", devices))
     first = draw(st.sampled_from([0, len(sources), 100]))
     destinations = draw(generation(spec, "rollout", Devices(devices.per_node, first)))
-    return World(spec, sources, destinations, draw(st.sampled_from([300, 3000, 1 << 20])), draw(st.booleans()))
+    return World(
+        spec,
+        sources,
+        destinations,
+        draw(st.sampled_from([300, 3000, 1 << 20])),
+        draw(st.booleans()),
+        draw(st.booleans()),
+    )
 
 
 def _num_experts(spec):
@@ -206,4 +214,6 @@ def cut_worlds(draw):
     sources = draw(cut_sides(tensors, "actor", Devices(per_node), draw(st.sampled_from([1, 1, 2]))))
     first = draw(st.sampled_from([0, len(sources), 100]))
     destinations = draw(cut_sides(tensors, "rollout", Devices(per_node, first), 1))
-    return World(tensors, sources, destinations, draw(st.sampled_from([40, 1 << 20])), draw(st.booleans()))
+    return World(
+        tensors, sources, destinations, draw(st.sampled_from([40, 1 << 20])), draw(st.booleans()), draw(st.booleans())
+    )

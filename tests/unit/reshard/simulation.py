@@ -36,9 +36,14 @@ def cut_all(maps, canonical):
 
 
 def carry_out(plan, have, destinations):
-    """Run a plan with the kernels; NaN marks what was never written."""
+    """Run a plan with the kernels, what destinations pass on included; NaN marks what was never written."""
     got = [{name: np.full(t.shape, np.nan, np.float32) for name, t in m.tensors.items()} for m in destinations]
-    moves = list(plan.moves)
+    _copy(list(plan.moves), have, got)
+    _copy(list(plan.relays), got, got)
+    return got
+
+
+def _copy(moves, have, got):
     read = {key: i for i, key in enumerate(dict.fromkeys((m.source, m.read.local) for m in moves))}
     write = {key: i for i, key in enumerate(dict.fromkeys((m.destination, m.write.local) for m in moves))}
     copies = [
@@ -52,7 +57,6 @@ def carry_out(plan, have, destinations):
     targets = ops.buffer_table([got[rank][name] for rank, name in write])
     for cast, table in copy_tables(copies):
         ops.segmented_copy(table, sources, targets, cast=cast, num_threads=1)
-    return got
 
 
 def brute_force_bytes(sources, destinations, canonical, itemsize=4):
@@ -78,3 +82,17 @@ def _count_missing(destination, local, canonical):
             if shard.tensor in wanted:
                 wanted[shard.tensor][slices(shard.box)] = False
     return sum(int(mask.sum()) for mask in wanted.values())
+
+
+def count_per_node(sources, destinations, canonical, itemsize=4):
+    """Mark what the destinations of each node want and no source of the node holds; return bytes per node."""
+    totals = {}
+    for node in {m.place.node for m in destinations}:
+        wanted = {name: np.zeros(values.shape, bool) for name, values in canonical.items()}
+        for maps, mark in ((destinations, True), (sources, False)):
+            for shard_map in maps:
+                if shard_map.place.node == node:
+                    for shard in shard_map.shards:
+                        wanted[shard.tensor][slices(shard.box)] = mark
+        totals[node] = itemsize * sum(int(mask.sum()) for mask in wanted.values())
+    return totals

@@ -17,7 +17,13 @@ from hybridrl.reshard.planner import Planner
 from hybridrl.reshard.worlds import Devices, megatron_world, vllm_world
 from tests.unit.layout.models import QWEN3_MOE
 from tests.unit.reshard.random_worlds import World, cut_worlds, megatron_worlds, vllm_worlds, worlds
-from tests.unit.reshard.simulation import brute_force_bytes, carry_out, cut_all
+from tests.unit.reshard.simulation import brute_force_bytes, carry_out, count_per_node, cut_all
+
+
+def moves_into(plan, destination):
+    """Yield the table of moves and that of relays, each with the rows that go to one destination."""
+    for table in (plan.moves, plan.relays):
+        yield table.take(table.destination == destination)
 
 
 def check_exact(plan, destinations, have, want):
@@ -25,8 +31,25 @@ def check_exact(plan, destinations, have, want):
     for rank, got in enumerate(carry_out(plan, have, destinations)):
         for name, expected in want[rank].items():
             assert np.array_equal(got[name], expected, equal_nan=True), (rank, name)
-        num_written = int(plan.moves.boxes.volumes()[plan.moves.destination == rank].sum())
+        num_written = sum(int(table.boxes.volumes().sum()) for table in moves_into(plan, rank))
         assert num_written == sum(int((~np.isnan(values)).sum()) for values in want[rank].values())
+
+
+def check_minimal(plan, world, canonical):
+    """Each destination takes off the wire what its device lacks, and when sharing each node what the node lacks."""
+    bounds = brute_force_bytes(world.sources, world.destinations, canonical)
+    received = [
+        sum(int((table.num_bytes * table.is_wire).sum()) for table in moves_into(plan, rank))
+        for rank in range(len(bounds))
+    ]
+    assert received == bounds == lower_bounds(world.sources, world.destinations)
+    assert plan.wire_bytes == sum(bounds)
+    if world.is_shared:
+        crossing = dict.fromkeys((place.node for place in plan.destinations), 0)
+        for move in plan.moves:
+            if plan.sources[move.source].node != (node := plan.destinations[move.destination].node):
+                crossing[node] += move.num_bytes
+        assert crossing == count_per_node(world.sources, world.destinations, canonical)
 
 
 def nearness(source, destination):
@@ -57,30 +80,35 @@ def check_parts(planner, plan):
     for index, moves in enumerate(received):
         part = planner.for_destination(index)
         assert list(part.moves) == moves
+        assert list(part.relays) == [m for m in plan.relays if index in (m.source, m.destination)]
         assert part.chunks[index] == plan.chunks[index]
 
 
 def check_chunks(plan, chunk_bytes):
-    moves = plan.moves
     for rank, chunks in enumerate(plan.chunks):
-        own = moves.destination == rank
-        assert sorted(moves.chunk[own].tolist()) == moves.chunk[own].tolist()
-        filled = np.bincount(moves.chunk[own], weights=moves.num_bytes[own], minlength=len(chunks))
-        one_row = moves.boxes.volumes() // (moves.boxes.stop - moves.boxes.start)[:, 0] * 4
-        assert (filled <= max(chunk_bytes, one_row.max(initial=0))).all()
+        filled = np.zeros(len(chunks), np.int64)
+        largest = 0
+        for table in moves_into(plan, rank):
+            assert sorted(table.chunk.tolist()) == table.chunk.tolist()
+            np.add.at(filled, table.chunk, table.num_bytes)
+            one_row = table.num_bytes // (table.boxes.stop - table.boxes.start)[:, 0]
+            largest = max(largest, one_row.max(initial=0))
+        assert (filled <= max(chunk_bytes, largest)).all()
 
 
 def check(world):
-    planner = Planner(world.sources, world.destinations, chunk_bytes=world.chunk_bytes, is_staggered=world.is_staggered)
+    planner = Planner(
+        world.sources,
+        world.destinations,
+        chunk_bytes=world.chunk_bytes,
+        is_staggered=world.is_staggered,
+        is_shared=world.is_shared,
+    )
     plan = planner.whole()
     canonical = world.canonical()
     have, want = cut_all(world.sources, canonical), cut_all(world.destinations, canonical)
     check_exact(plan, world.destinations, have, want)
-    bounds = brute_force_bytes(world.sources, world.destinations, canonical)
-    received = np.bincount(
-        plan.moves.destination, weights=plan.moves.num_bytes * plan.moves.is_wire, minlength=len(bounds)
-    )
-    assert received.tolist() == bounds == lower_bounds(world.sources, world.destinations)
+    check_minimal(plan, world, canonical)
     check_even(plan, world.sources)
     check_parts(planner, plan)
     check_chunks(plan, world.chunk_bytes)
