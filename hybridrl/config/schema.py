@@ -184,7 +184,9 @@ class FormatRewardConfig:
     """Whether the response matches a pattern."""
 
     weight: float = setting(0.0, "Weight in the reward; 0 is off", at_least=0)
-    pattern: str | None = setting(None, "Python regular expression that the whole response must match; . matches newlines")
+    pattern: str | None = setting(
+        None, "Python regular expression that the whole response must match; . matches newlines"
+    )
 
 
 @dataclass
@@ -193,6 +195,9 @@ class CodeRewardConfig:
 
     weight: float = setting(0.0, "Weight in the reward; 0 is off", at_least=0)
     test_timeout_s: float = setting(2.0, "Seconds (wall and CPU) that a program may take for one test", above=0)
+    timeout_s: float = setting(
+        8.0, "Seconds that all tests of a program may take; tests left over count as failed", above=0
+    )
     memory_mib: int = setting(512, "Address space of a program, in MiB", at_least=64)
     num_processes: int = setting(8, "Processes and threads that a program may have at once", at_least=1)
     file_mib: int = setting(8, "Largest file that a program may write, in MiB", at_least=1)
@@ -210,7 +215,9 @@ class HttpRewardConfig:
         None, "Environment variable with the token that is sent as `Authorization: Bearer`"
     )
     attempt_timeout_s: float = setting(5.0, "Seconds that one attempt may take", above=0)
-    num_attempts: int = setting(3, "Attempts per sample; refused connections and statuses 429 and 5xx are retried", at_least=1)
+    num_attempts: int = setting(
+        3, "Attempts per sample; refused connections and statuses 429 and 5xx are retried", at_least=1
+    )
     backoff_s: float = setting(0.25, "Seconds before the second attempt; doubled for each further one", at_least=0)
     requests_per_s: float = setting(100.0, "Attempts per second over all reward processes, at most", above=0)
 

@@ -38,11 +38,16 @@ def train(config: ExperimentConfig) -> int:
     Raises:
         HybridRLError: What ended the run; the message says where and what to do next.
     """
-    dataset = open_dataset(config.data, load_tokenizer(Path(config.model.path)), config.seed)
+    tokenizer = load_tokenizer(Path(config.model.path))
+    dataset = open_dataset(config.data, tokenizer, config.seed)
+    stop_texts = [tokenizer.decode([token]) for token in tokenizer.stop_token_ids]
 
     def run(recorder: RunRecorder) -> str:
+        for note in dataset.notes:
+            recorder.status(note)
+        max_tokens = config.rollout.max_response_tokens
         with (
-            contextlib.closing(make_scorer(config.reward, config.data.task)) as scorer,
+            contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts, max_tokens)) as scorer,
             start_roles(config, recorder.run_dir) as roles,
         ):
             trainer = Trainer(
@@ -53,7 +58,7 @@ def train(config: ExperimentConfig) -> int:
                 weight_sync=roles.weight_sync,
                 prompts=dataset.train,
                 scorer=scorer,
-                evaluator=Evaluator(roles.rollout, scorer, dataset.evaluation),
+                evaluator=Evaluator(roles.rollout, scorer, dataset.evaluation, config.data.eval_samples_per_prompt),
                 recorder=recorder,
             )
             result = trainer.run()

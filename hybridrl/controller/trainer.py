@@ -138,7 +138,7 @@ class Trainer:
     def _scored(self, samples: list[Sample], version: int) -> ScoredBatch:
         batch = score_batch(samples, self._scorer.score(samples))
         if not batch.samples:
-            raise DataError(f"step {version}: none of {len(samples)} samples could be scored; check reward.function")
+            raise DataError(f"step {version}: none of {len(samples)} samples could be scored; check the reward")
         lag = int(batch.lags(version).max())
         assert lag <= self._config.max_policy_lag, (lag, self._config.max_policy_lag, version)
         return batch
@@ -147,7 +147,8 @@ class Trainer:
         """Evaluate the policy in force; the result joins the object of the step that is recorded next."""
         with self._recorder.phase("evaluation"):
             evaluation = self._evaluator.evaluate()
-        self._recorder.record_evaluation(version, evaluation.metrics() | {"eval/policy_version": version})
+        metrics = evaluation.metrics() | {"eval/policy_version": version}
+        self._recorder.record_evaluation(version, metrics, evaluation.records())
         self._accuracies.append(evaluation.accuracy)
 
     @property

@@ -63,7 +63,11 @@ def read_prompts(where: str, rows: Iterable[tuple[int, Row]], config: DataConfig
         raise DataError(_listing(check.problems))
     if not prompts:
         dropped = check.num_long[LongPrompts.DROP]
-        got = f"all {dropped} prompts are over data.max_prompt_tokens {config.max_prompt_tokens}" if dropped else "no rows"
+        got = (
+            f"all {dropped} prompts are over data.max_prompt_tokens {config.max_prompt_tokens}"
+            if dropped
+            else "no rows"
+        )
         raise DataError(f"{where}: {got}; expected at least one prompt")
     return PromptFile(where, tuple(prompts), dict(check.num_long))
 
@@ -122,7 +126,12 @@ class _RowCheck:
         messages: list[Message] = []
         for index, entry in enumerate(value):
             role, content = (entry.get("role"), entry.get("content")) if isinstance(entry, Mapping) else (None, None)
-            if not isinstance(role, str) or role not in ROLES or not isinstance(content, str) or not _is_unicode(content):
+            if (
+                not isinstance(role, str)
+                or role not in ROLES
+                or not isinstance(content, str)
+                or not _is_unicode(content)
+            ):
                 expected = f"a role ({', '.join(ROLES)}) and content that is text"
                 self.report(number, f"{key!r} message {index} is {shown(entry)}, expected {expected}")
                 return None
@@ -198,7 +207,9 @@ class _RowCheck:
         try:
             return json.dumps(value)
         except (TypeError, ValueError) as e:
-            self.report(number, f"{EXTRA_INFO!r} cannot be written as JSON ({e}), expected text, numbers, lists and objects")
+            self.report(
+                number, f"{EXTRA_INFO!r} cannot be written as JSON ({e}), expected text, numbers, lists and objects"
+            )
             return ""
 
     def _check_agent(self, number: int, row: Mapping[str, object]) -> None:

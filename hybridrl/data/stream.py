@@ -146,18 +146,20 @@ class Mixed(Generic[T]):
         self.seed = seed
         self.counts = apportion(weights, MIX_BLOCK)
         self._block = -1
+        self._parts = np.repeat(np.arange(len(sources)), self.counts)
         self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._ranks = np.empty(MIX_BLOCK, dtype=np.int64)
 
     def at(self, position: int) -> T:
         """Return the item at a position."""
         block, offset = divmod(position, MIX_BLOCK)
         if block != self._block:
-            parts = np.repeat(np.arange(len(self._sources)), self.counts)
-            self._order = np.random.default_rng([self.seed, block]).permutation(parts)
+            self._order = np.random.default_rng([self.seed, block]).permutation(self._parts)
+            for source, count in enumerate(self.counts):
+                self._ranks[self._order == source] = np.arange(count)
             self._block = block
         source = int(self._order[offset])
-        before = int((self._order[:offset] == source).sum())
-        return self._sources[source].at(block * self.counts[source] + before)
+        return self._sources[source].at(block * self.counts[source] + int(self._ranks[offset]))
 
 
 class Sharded(Generic[T]):

@@ -101,7 +101,9 @@ class FastTokenizer:
             DataError: When there is no chat template, or it refuses the messages.
         """
         if self._chat_template is None:
-            raise DataError(f"{self._where}: has no chat template, expected chat_template.jinja beside it; use text prompts")
+            raise DataError(
+                f"{self._where}: has no chat template, expected chat_template.jinja beside it; use text prompts"
+            )
         return self._chat_template.render(messages)
 
     def decode(self, token_ids: Iterable[int]) -> str:

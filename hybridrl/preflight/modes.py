@@ -7,8 +7,20 @@ from collections.abc import Iterator
 from hybridrl.config.schema import ExperimentConfig, LrSchedule, Platform, TaskName
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
+from hybridrl.preflight.reward import unread_of_reward
 
 _SFT_READS_OF_TRAINER = ("trainer.train_timeout_s", "trainer.startup_timeout_s")
+_FILES_ONLY = (
+    "train_path",
+    "eval_path",
+    "prompt_key",
+    "answer_key",
+    "id_key",
+    "text_as_chat",
+    "system_prompt",
+    "long_prompts",
+    "curriculum",
+)
 
 
 def check_modes(report: Report, config: ExperimentConfig, command: Command) -> None:
@@ -52,7 +64,7 @@ def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, s
         yield "sft", "by hybridrl train"
     else:
         sections = ("placement", "rollout", "reward", "algorithm", "weight_sync", "trainer")
-        for section in (*sections, "data.eval_path", "data.num_eval_prompts"):
+        for section in (*sections, "data.eval_path", "data.num_eval_prompts", "data.eval_samples_per_prompt"):
             yield section, "by hybridrl sft"
     if config.platform is Platform.CPU:
         yield "rollout.gpu_memory_fraction", "when platform is cpu"
@@ -61,8 +73,9 @@ def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, s
         yield "actor.threads_per_rank", "when platform is cuda"
     if config.data.task is TaskName.FILE:
         yield "sft.tool_fraction", "when data.task is file"
+        yield from unread_of_reward(config.reward)
     else:
-        for name in ("train_path", "eval_path", "prompt_key", "answer_key", "id_key"):
+        for name in _FILES_ONLY:
             yield f"data.{name}", f"when data.task is {config.data.task.value}"
         yield "reward", f"when data.task is {config.data.task.value}, which brings its own reward"
     if config.actor.optimizer.schedule is LrSchedule.CONSTANT:

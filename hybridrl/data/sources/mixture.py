@@ -1,8 +1,8 @@
 """Mixture files: several sources of prompts with weights, as YAML. Paths in one are relative to it.
 
-    sources:
-      - {path: gsm8k.parquet, weight: 0.7}
-      - {reasoning_gym: chain_sum, weight: 0.3, size: 1000, seed: 1, parameters: {max_terms: 3}}
+sources:
+  - {path: gsm8k.parquet, weight: 0.7}
+  - {reasoning_gym: chain_sum, weight: 0.3, size: 1000, seed: 1, parameters: {max_terms: 3}}
 """
 
 from __future__ import annotations

@@ -31,9 +31,13 @@ def generate_rows(
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError as e:
-        raise DataError(f"{where}: reasoning-gym is not installed ({e}); pip install -r requirements/reasoning-gym.txt") from e
+        raise DataError(
+            f"{where}: reasoning-gym is not installed ({e}); pip install -r requirements/reasoning-gym.txt"
+        ) from e
     if name not in DATASETS:
-        raise DataError(f"{where}: reasoning-gym has no data set {name!r}, expected one of {', '.join(sorted(DATASETS))}")
+        raise DataError(
+            f"{where}: reasoning-gym has no data set {name!r}, expected one of {', '.join(sorted(DATASETS))}"
+        )
     try:
         entries = reasoning_gym.create_dataset(name, size=size, seed=seed, **parameters)
     except (AssertionError, TypeError, ValueError) as e:
@@ -42,9 +46,12 @@ def generate_rows(
     for index in range(size):
         entry = dict(entries[index])
         metadata = entry["metadata"]
-        yield index + 1, {
-            question: entry["question"],
-            answer: "" if entry["answer"] is None else str(entry["answer"]),
-            "data_source": f"{PREFIX}{name}",
-            "extra_info": {"answer": entry["answer"], "question": entry["question"], "metadata": metadata},
-        }
+        yield (
+            index + 1,
+            {
+                question: entry["question"],
+                answer: "" if entry["answer"] is None else str(entry["answer"]),
+                "data_source": f"{PREFIX}{name}",
+                "extra_info": {"answer": entry["answer"], "question": entry["question"], "metadata": metadata},
+            },
+        )

@@ -15,10 +15,16 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
+    0x20000,
+    0x8000000,
+    0x10000000,
+    0x20000000,
+    0x40000000,
+)
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
 SYS_MOUNT_SETATTR, AT_RECURSIVE, MOUNT_ATTR_RDONLY = 442, 0x8000, 0x1
-PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS = 28, 38
+PR_SET_PDEATHSIG, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS = 1, 28, 38
 SECBIT_NOROOT_LOCKED = 0b11
 MAX_INODES = 1024
 
@@ -43,9 +49,21 @@ def main() -> NoReturn:
     child = os.fork()
     if child == 0:
         become_program(root, python, spec, has_namespaces=has_namespaces)
+    end_with_parent(child)
     report(spec, {"pid": child, "has_pid_namespace": has_pid_namespace})
     _, status = os.waitpid(child, 0)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def end_with_parent(child: int) -> None:
+    """Kill the program when the process that started this one ends, however it ends."""
+
+    def kill(number: int, frame: object) -> None:
+        os.kill(child, signal.SIGKILL)
+        os.killpg(0, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, kill)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def isolate(spec: dict[str, Any]) -> tuple[bool, bool]:
@@ -87,7 +105,10 @@ def become_program(root: Path, python: str, spec: dict[str, Any], *, has_namespa
     try:
         os.execve(python, [python, "-I", "-S", str(root / "program.py")], environment)
     except OSError as e:
-        refuse(spec, f"the interpreter {spec['python']} cannot be run by uid {os.getuid()} ({e.strerror}): move it out of a private folder")
+        refuse(
+            spec,
+            f"the interpreter {spec['python']} cannot be run by uid {os.getuid()} ({e.strerror}): move it out of a private folder",
+        )
 
 
 def drop_rights(spec: dict[str, Any]) -> None:

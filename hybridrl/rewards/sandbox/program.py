@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import json
 import os
 import selectors
@@ -34,8 +35,9 @@ from hybridrl.errors import HybridRLError
 
 _CONFINE = Path(__file__).with_name("confine.py")
 _START_S = 20.0
-_FIRST_UID = 1_000_000_000
+_FIRST_UID, _UIDS_PER_PROCESS = 1_000_000_000, 256
 _DISK_FILES = 4
+_num_started = itertools.count()
 
 
 class SandboxError(HybridRLError):
@@ -104,7 +106,8 @@ class _Running:
 
     def __init__(self, root: Path, limits: Limits) -> None:
         self._limits = limits
-        self._uid = _FIRST_UID + os.getpid()
+        # No two programs share a uid, so that what one leaves behind neither counts against the next nor survives it.
+        self._uid = _FIRST_UID + os.getpid() * _UIDS_PER_PROCESS + next(_num_started) % _UIDS_PER_PROCESS
         self._program_pid: int | None = None
         self._has_pid_namespace = False
         if os.getuid() == 0:
@@ -161,7 +164,9 @@ class _Running:
                 events = selector.select(max(0.0, deadline_s - time.monotonic()))
                 if not events:
                     if self._program_pid is None:
-                        raise SandboxError(f"the sandbox did not start within {_START_S:g} s; the machine is overloaded")
+                        raise SandboxError(
+                            f"the sandbox did not start within {_START_S:g} s; the machine is overloaded"
+                        )
                     return Outcome.TIMEOUT, bytes(output)
                 ready = {key.fd for key, _ in events}
                 if stdout in ready:

@@ -189,7 +189,9 @@ class FakeRecorder:
     def start_steps(self) -> None:
         pass
 
-    def record_evaluation(self, version: int, metrics: Mapping[str, Metric]) -> None:
+    def record_evaluation(
+        self, version: int, metrics: Mapping[str, Metric], rollouts: Sequence[RolloutRecord] = ()
+    ) -> None:
         self.diary.append(f"eval {version}")
         self.evaluations.append((version, dict(metrics)))
 

@@ -335,25 +335,25 @@ def test_a_damaged_checkpoint_is_explained(tmp_path: Path, damage: Callable[[Pat
     [
         (
             ("data.train_path=null",),
-            "data.train_path: got nothing, expected a .jsonl or .parquet file with prompts, since",
+            "data.train_path: got nothing, expected a .jsonl or .parquet file with prompts, a dataset folder, or a .yaml mixture, since",
         ),
         (
             ("data.train_path=no.jsonl",),
-            "expected a .jsonl or .parquet file with prompts; there is no such file: correct",
+            "expected a .jsonl or .parquet file with prompts, a dataset folder, or a .yaml mixture; there is no such file: correct",
         ),
         (
             ("data.train_path=rewards.py",),
-            "expected a .jsonl or .parquet file with prompts; convert the file or correct",
+            "expected a .jsonl or .parquet file with prompts, a dataset folder, or a .yaml mixture; convert the file or correct",
         ),
         (
             ("data.eval_path=no.jsonl",),
-            "expected a .jsonl or .parquet file with prompts; there is no such file: correct",
+            "expected a .jsonl or .parquet file with prompts, a dataset folder, or a .yaml mixture; there is no such file: correct",
         ),
         (
             ("data.eval_path=null",),
             "since trainer.eval_every_steps is 10; set it, or set trainer.eval_every_steps to 0",
         ),
-        (("reward.function=null",), "reward.function: got nothing, expected file.py:function, since data.task is file"),
+        (("reward.function=null",), "reward.function: got nothing, expected file.py:function or the weight of another part"),
         (("reward.function=no.py:score",), "no.py is no file; correct the path"),
         (("reward.function=rewards.py:points",), "defines no function 'points' (functions: score); correct the name"),
     ],
