@@ -60,48 +60,50 @@ def read_mixture(path: Path) -> tuple[WeightedSource, ...]:
     entries = content.get("sources") if isinstance(content, dict) and set(content) == {"sources"} else None
     if not isinstance(entries, list) or not entries:
         raise DataError(f"{path}: got {shown(content)}, expected the one key sources, with a list of sources")
-    sources, problems = [], []
+    sources: list[WeightedSource] = []
+    problems: list[str] = []
     for number, entry in enumerate(entries, start=1):
-        source = _source(path, number, entry)
-        if isinstance(source, str):
-            problems.append(f"{path}: source {number}: {source}")
-        else:
-            sources.append(source)
+        try:
+            sources.append(_source(path, number, entry))
+        except DataError as e:
+            problems.append(f"{path}: source {number}: {e}")
     if problems:
         raise DataError("\n".join(problems))
     return tuple(sources)
 
 
-def _source(path: Path, number: int, entry: object) -> WeightedSource | str:
-    """Return a source, or what is wrong with it."""
+def _source(path: Path, number: int, entry: object) -> WeightedSource:
+    """Return a source.
+
+    Raises:
+        DataError: Saying what is wrong with it.
+    """
     if not isinstance(entry, dict) or ("path" in entry) == ("reasoning_gym" in entry):
-        return f"got {shown(entry)}, expected one of path and reasoning_gym, with a weight"
+        raise DataError(f"got {shown(entry)}, expected one of path and reasoning_gym, with a weight")
     unknown = set(entry) - (_PATH_KEYS if "path" in entry else _GENERATOR_KEYS)
     if unknown:
-        return f"unknown key {', '.join(map(repr, sorted(unknown, key=str)))}; remove it"
+        raise DataError(f"unknown key {', '.join(map(repr, sorted(unknown, key=str)))}; remove it")
     weight = entry.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
-        return f"weight is {shown(weight)}, expected a number above 0"
+        raise DataError(f"weight is {shown(weight)}, expected a number above 0")
     if "path" in entry:
         if not isinstance(entry["path"], str):
-            return f"path is {shown(entry['path'])}, expected text"
+            raise DataError(f"path is {shown(entry['path'])}, expected text")
         origin = path.parent / entry["path"]
         return WeightedSource(str(origin), float(weight), origin)
     generator = _generator(entry)
-    if isinstance(generator, str):
-        return generator
     return WeightedSource(f"{path}:source {number} ({generator.name})", float(weight), generator)
 
 
-def _generator(entry: Mapping[str, object]) -> GeneratorSpec | str:
+def _generator(entry: Mapping[str, object]) -> GeneratorSpec:
     name, size, seed = entry["reasoning_gym"], entry.get("size"), entry.get("seed", 0)
     parameters = entry.get("parameters", {})
     if not isinstance(name, str):
-        return f"reasoning_gym is {shown(name)}, expected the name of a data set"
+        raise DataError(f"reasoning_gym is {shown(name)}, expected the name of a data set")
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        return f"size is {shown(size)}, expected the number of prompts to generate"
+        raise DataError(f"size is {shown(size)}, expected the number of prompts to generate")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        return f"seed is {shown(seed)}, expected a whole number >= 0"
+        raise DataError(f"seed is {shown(seed)}, expected a whole number >= 0")
     if not isinstance(parameters, dict):
-        return f"parameters is {shown(parameters)}, expected keys and values"
+        raise DataError(f"parameters is {shown(parameters)}, expected keys and values")
     return GeneratorSpec(name, size, seed, parameters)

@@ -353,7 +353,10 @@ def test_a_damaged_checkpoint_is_explained(tmp_path: Path, damage: Callable[[Pat
             ("data.eval_path=null",),
             "since trainer.eval_every_steps is 10; set it, or set trainer.eval_every_steps to 0",
         ),
-        (("reward.function=null",), "reward.function: got nothing, expected file.py:function or the weight of another part"),
+        (
+            ("reward.function=null",),
+            "reward.function: got nothing, expected file.py:function or the weight of another part",
+        ),
         (("reward.function=no.py:score",), "no.py is no file; correct the path"),
         (("reward.function=rewards.py:points",), "defines no function 'points' (functions: score); correct the name"),
     ],
