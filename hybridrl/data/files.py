@@ -78,25 +78,14 @@ def curriculum(config: DataConfig, prompts: Sequence[Prompt]) -> Order | None:
     """Return the order of epochs that the configuration asks for; None for a random one.
 
     Raises:
-        DataError: When the curriculum's file cannot be run; when called, when what it returns is not a permutation.
+        ConfigError: When there is no such function. Whatever its file raises passes through.
+        DataError: From the order, when what the function returns is not a permutation.
     """
     if config.curriculum is None:
         return None
     reference = find_user_function(config.curriculum, CURRICULUM_SIGNATURE)
-    try:
-        function = load_function(reference)
-    except Exception as e:  # the user's own code: the message names its file
-        raise DataError(f"data.curriculum: {reference.path} could not be loaded: {e!r}") from e
-
-    def order(epoch: int) -> NDArray[np.int64]:
-        try:
-            return _permutation(function(prompts, epoch), len(prompts), reference, epoch)
-        except DataError:
-            raise
-        except Exception as e:  # the user's own code: the message names its file
-            raise DataError(f"data.curriculum: {reference} failed in epoch {epoch}: {e!r}") from e
-
-    return order
+    function = load_function(reference)
+    return lambda epoch: _permutation(function(prompts, epoch), len(prompts), reference, epoch)
 
 
 def _permutation(rows: Any, num_prompts: int, reference: FunctionReference, epoch: int) -> NDArray[np.int64]:

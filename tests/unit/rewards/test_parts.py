@@ -125,7 +125,7 @@ def test_the_time_of_all_tests_of_a_program_is_bounded() -> None:
 
 @pytest.mark.parametrize("answer", ["", "[1]", '{"inputs": ["1"], "outputs": []}', '{"inputs": [1], "outputs": ["1"]}'])
 def test_tests_that_cannot_be_read_are_refused(answer: str) -> None:
-    with pytest.raises(DataError, match="answer is (empty|JSON), expected"):
+    with pytest.raises(DataError, match=r"answer is (empty|JSON), expected"):
         io_tests(answer)
 
 
@@ -194,10 +194,10 @@ def test_a_service_that_fails_gives_no_score(reply: tuple[int, bytes], num_asked
 def test_a_service_that_is_not_there_gives_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
     with service((200, b"")) as (url, _):
         pass
-    with pytest.raises(DataError, match="no reward after 2 attempts; the last one: .*refused"):
+    with pytest.raises(DataError, match=r"no reward after 2 attempts; the last one: .*refused"):
         score(http(url, num_attempts=2), "12")
     monkeypatch.delenv("REWARD_TOKEN", raising=False)
-    with pytest.raises(DataError, match="reward.http.token_variable: REWARD_TOKEN is not set; export it"):
+    with pytest.raises(DataError, match=r"reward.http.token_variable: REWARD_TOKEN is not set; export it"):
         make_parts(http(url, token_variable="REWARD_TOKEN"))
 
 
