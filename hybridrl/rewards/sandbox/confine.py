@@ -68,7 +68,12 @@ def end_with_parent(child: int) -> None:
 
 def isolate(spec: dict[str, Any]) -> tuple[bool, bool]:
     """Enter new namespaces; return whether there are mount and pid namespaces. Refuse when the network stays."""
-    if os.geteuid() != 0 and unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC):
+    if os.geteuid() != 0:
+        if not unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC):
+            refuse(
+                spec,
+                "this user may not create namespaces, so programs would run with its rights; allow them, or be root",
+            )
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {spec['caller_uid']} 1")
         Path("/proc/self/gid_map").write_text(f"0 {spec['caller_gid']} 1")

@@ -8,7 +8,8 @@ What holds depends on what the machine allows:
                                                        other processes out of sight, killed with its pid namespace
     root without mount or pid namespaces               uid of its own: no write outside its folder except where everybody
                                                        may write; killed by uid
-    neither, or no network namespace                   refused, unless `allow_network` is set
+    a user without namespaces                          refused
+    root without a network namespace                   refused, unless `allow_network` is set
 
 Limits of processor time, address space, processes, open files and file size always hold; the environment is never passed
 on. Only the standard library can be imported.

@@ -199,7 +199,7 @@ def test_evaluation_on_a_mixture_shares_its_prompts_by_weight(tmp_path: Path) ->
         ("[]", ": got [], expected the one key sources, with a list of sources"),
         ("sources: []", ": got {'sources': []}, expected the one key sources"),
         ("sources: [a.jsonl]", ": source 1: got 'a.jsonl', expected one of path and reasoning_gym, with a weight"),
-        ("sources: [{path: a.jsonl, wieght: 1}]", ": source 1: unknown key 'wieght'; remove it"),
+        ("sources: [{path: a.jsonl, heft: 1}]", ": source 1: unknown key 'heft'; remove it"),
         ("sources: [{path: a.jsonl, weight: 0}]", ": source 1: weight is 0, expected a number above 0"),
         ("sources: [{path: 3}]", ": source 1: path is 3, expected text"),
         ("sources: [{reasoning_gym: 3, size: 1}]", ": source 1: reasoning_gym is 3, expected the name of a data set"),
