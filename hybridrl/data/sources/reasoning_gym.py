@@ -6,7 +6,9 @@ reasoning-gym is optional (``requirements/reasoning-gym.txt``). Its whole entry 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from hybridrl.data.sources.rows import Row
 from hybridrl.errors import DataError
@@ -25,7 +27,8 @@ def generate_rows(
         columns: Names under which rows hold the question and the answer.
 
     Raises:
-        DataError: When reasoning-gym is not installed, has no such data set, or refuses the parameters.
+        DataError: When reasoning-gym is not installed, has no such data set, or refuses the parameters, or when entries of
+            the data set score differently once they have been written as JSON (arc_agi and rearc do).
     """
     try:
         import reasoning_gym
@@ -44,14 +47,21 @@ def generate_rows(
         raise DataError(f"{where}: reasoning-gym refuses the parameters {dict(parameters)} ({e}); correct them") from e
     question, answer = columns
     for index in range(size):
-        entry = dict(entries[index])
-        metadata = entry["metadata"]
-        yield (
-            index + 1,
-            {
-                question: entry["question"],
-                answer: "" if entry["answer"] is None else str(entry["answer"]),
-                "data_source": f"{PREFIX}{name}",
-                "extra_info": {"answer": entry["answer"], "question": entry["question"], "metadata": metadata},
-            },
-        )
+        item = entries[index]
+        entry = {key: item[key] for key in ("question", "answer", "metadata")}
+        if index == 0 and not _survives_json(entries, entry):
+            raise DataError(
+                f"{where}: entries of {name} do not survive JSON, so rewards would be wrong; choose another"
+            )
+        row = {question: entry["question"], answer: "" if entry["answer"] is None else str(entry["answer"])}
+        yield index + 1, {**row, "data_source": f"{PREFIX}{name}", "extra_info": entry}
+
+
+def _survives_json(entries: Any, entry: Mapping[str, object]) -> bool:
+    """Return whether the right answer earns the same by an entry as it will be handed to the reward."""
+    try:
+        restored = json.loads(json.dumps(entry))
+    except (TypeError, ValueError):
+        return False
+    answer = entry["answer"]
+    return bool(entries.score_answer(answer, restored) == entries.score_answer(answer, entry))

@@ -231,6 +231,8 @@ def test_reasoning_gym_generates_the_same_prompts_each_time(tmp_path: Path) -> N
     assert {prompt.text: prompt.answer for prompt in taken} == {e["question"]: e["answer"] for e in entries}
     assert {prompt.data_source for prompt in taken} == {"reasoning_gym/chain_sum"}
     assert all(json.loads(prompt.extra_info)["metadata"] for prompt in taken)
+    path.write_text("sources: [{reasoning_gym: rearc, size: 1}]")
+    assert "entries of rearc do not survive JSON, so rewards would be wrong" in fault(path)
     path.write_text("sources: [{reasoning_gym: no_such, size: 1}]")
     assert "reasoning-gym has no data set 'no_such', expected one of " in fault(path)
     path.write_text("sources: [{reasoning_gym: chain_sum, size: 1, parameters: {nothing: 1}}]")
