@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
 from typing import Any
@@ -84,10 +85,16 @@ class GroupTransport:
         try:
             store = connect_store(rendezvous, is_master=rank == 0)
             store.set(f"rank-{rank}", "here")
+            timeout = timedelta(seconds=rendezvous.timeout_s)
             try:
-                return join(store, rank, len(places), timedelta(seconds=rendezvous.timeout_s))
+                return join(store, rank, len(places), timeout)
             except (RuntimeError, dist.DistError):
-                missing = [str(place) for i, place in enumerate(places) if not store.check([f"rank-{i}"])]
+                present = [i for i in range(len(places)) if store.check([f"rank-{i}"])]
+                missing = [str(place) for i, place in enumerate(places) if i not in present]
+                store.set(f"failed-{rank}", "")
+                if rank == 0:  # the store ends with this process: let the others find out who is missing
+                    with suppress(RuntimeError):
+                        store.wait([f"failed-{i}" for i in present], timeout)
                 raise
         except (OSError, RuntimeError, dist.DistError) as e:
             raise ReshardError(
