@@ -41,19 +41,29 @@ __all__ = [
 
 
 def build_plan(
-    sources: Maps, destinations: Maps, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES, is_staggered: bool = False
+    sources: Maps,
+    destinations: Maps,
+    *,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    is_staggered: bool = False,
+    is_shared: bool = False,
 ) -> Plan:
     """Plan every element of every destination.
 
     Args:
         chunk_bytes: Bound on what a destination receives per chunk, hence on its staging memory.
         is_staggered: Whether destinations begin at different layers (``schedule.py``).
+        is_shared: Whether what several destinations of a node want crosses into it once (``assignment.py``); such a plan
+            needs a transport that carries relays, shm or mixed.
 
     Raises:
         ReshardError: Naming the parameter and range when no source holds it, shapes differ, or a destination holds a
             canonical element twice.
     """
-    return Planner(sources, destinations, chunk_bytes=chunk_bytes, is_staggered=is_staggered).whole()
+    planner = Planner(
+        sources, destinations, chunk_bytes=chunk_bytes, is_staggered=is_staggered, is_shared=is_shared
+    )
+    return planner.whole()
 
 
 def plan_for_source(
@@ -101,7 +111,7 @@ class Planner:
         self._held = held = Held.of(world)
         self._wanted = wanted = Wanted.of(world, held, chunk_bytes)
         self._assigned: Assignment = (Shared if is_shared else Direct)(world, held, wanted)
-        self._schedule = Schedule(world, wanted, chunk_bytes, is_staggered=is_staggered)
+        self._schedule = Schedule(world, wanted, chunk_bytes, is_staggered=is_staggered, is_shared=is_shared)
 
     def whole(self) -> Plan:
         """Return every move."""
