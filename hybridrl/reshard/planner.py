@@ -15,6 +15,7 @@ two moves, [0:8, 0:4] from the first source and [0:8, 4:8] from the second; 32 +
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 
 import numpy as np
@@ -199,7 +200,8 @@ def _number_devices(world: World) -> tuple[IntArray, IntArray]:
 
 def _regions(rows: Rows, row: IntArray, boxes: Boxes) -> RegionTable:
     """Return where boxes inside the shards `row` lie in their local tensors; keeps only the names that occur."""
-    strides = rows.strides[row]
-    offset = rows.offset[row] + ((boxes.start - rows.boxes.start[row]) * strides).sum(axis=1)
+    strides = rows.strides.take(row, axis=0)
+    offset = rows.offset[row] + functools.reduce(np.add, ((boxes.start - rows.boxes.start.take(row, axis=0)) * strides).T)
     used, local = np.unique(rows.local[row], return_inverse=True)
-    return RegionTable(tuple(rows.local_names[i] for i in used), local, offset, strides, rows.dtype[row])
+    names = tuple(map(rows.local_names.__getitem__, used.tolist()))
+    return RegionTable(names, local, offset, strides, rows.dtype[row])

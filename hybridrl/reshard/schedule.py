@@ -198,12 +198,18 @@ def _fill(sizes: IntArray, chunk_bytes: int) -> IntArray:
 def _name_chunks(local: IntArray, chunk: IntArray, names: Sequence[str]) -> tuple[Chunk, ...]:
     """Describe the chunks of pieces in the order in which they are received."""
     is_new = (np.diff(local, prepend=-1) != 0) | (np.diff(chunk, prepend=-1) != 0)
-    visits = list(zip(local[is_new].tolist(), chunk[is_new].tolist(), strict=True))
-    last = dict(visits)
-    touched: list[dict[int, None]] = [{} for _ in range(visits[-1][1] + 1 if visits else 0)]
-    for name, index in visits:
-        touched[index][name] = None
+    local, chunk = local[is_new], chunk[is_new]
+    last = np.zeros(len(names), dtype=np.int64)
+    last[local] = chunk  # chunks ascend, and of several the last one stays
+    is_last = (last[local] == chunk).tolist()
+    named = list(map(names.__getitem__, local.tolist()))
+    num_chunks = int(chunk[-1]) + 1 if len(chunk) else 0
+    parts = itertools.pairwise(chunk.searchsorted(np.arange(num_chunks + 1)).tolist())
     return tuple(
-        Chunk(i, tuple(names[n] for n in own), tuple(names[n] for n in own if last[n] == i))
-        for i, own in enumerate(touched)
+        Chunk(
+            index,
+            tuple(dict.fromkeys(named[first:end])),
+            tuple(dict.fromkeys(itertools.compress(named[first:end], is_last[first:end]))),
+        )
+        for index, (first, end) in enumerate(parts)
     )
