@@ -17,7 +17,16 @@ import numpy as np
 from hybridrl.errors import ReshardError
 from hybridrl.layout.box import Box
 from hybridrl.layout.shard import Place, ShardMap
-from hybridrl.reshard.boxes import Boxes, IntArray, disjoint_cells, distinct_boxes, first_missing, first_overlap, match, packed
+from hybridrl.reshard.boxes import (
+    Boxes,
+    IntArray,
+    disjoint_cells,
+    distinct_boxes,
+    first_missing,
+    first_overlap,
+    match,
+    packed,
+)
 from hybridrl.reshard.table import DTYPES, ShardTable, itemsizes, shard_tables
 
 Maps = Sequence[ShardMap | ShardTable]
@@ -76,7 +85,7 @@ class Rows:
         return cls(
             first=np.cumsum([0, *sizes])[:-1],
             boxes=Boxes(
-                np.concatenate([own[table.tensor] for table, own in zip(tables, numbers, strict=True)]),
+                np.concatenate([own.take(table.tensor) for table, own in zip(tables, numbers, strict=True)]),
                 np.concatenate([table.start for table in tables]),
                 np.concatenate([table.stop for table in tables]),
             ),
@@ -84,7 +93,7 @@ class Rows:
             local=local,
             offset=np.concatenate([table.offset for table in tables]),
             strides=np.concatenate([table.strides for table in tables]),
-            dtype=np.concatenate([table.dtype for table in tables])[local],
+            dtype=np.concatenate([table.dtype for table in tables]).take(local),
             local_names=tuple(itertools.chain.from_iterable(table.locals for table in tables)),
         )
 
@@ -133,9 +142,11 @@ class _Numbers:
 
     def of(self, names: tuple[str, ...]) -> IntArray:
         """Return the number of each name."""
-        if names not in self._of_names:
-            self._of_names[names] = np.fromiter(map(self._of_name.__getitem__, names), np.int64, len(names))
-        return self._of_names[names]
+        known = self._of_names.get(names)  # one look-up: hashing thousands of names takes a while
+        if known is None:
+            known = np.fromiter(map(self._of_name.__getitem__, names), np.int64, len(names))
+            self._of_names[names] = known
+        return known
 
 
 def _distinct(tables: Sequence[ShardTable]) -> list[ShardTable]:
@@ -161,7 +172,9 @@ def _shapes(sides: Sequence[Side], num_tensors: int, num_dims: int) -> tuple[Int
     for index, (table, own) in reversed(list(enumerate(both))):
         shapes[own], ndims[own], first[own] = table.shapes, table.ndims, index
     for table, own in both:
-        is_other = functools.reduce(np.logical_or, (shapes.take(own, axis=0) != table.shapes).T, ndims[own] != table.ndims)
+        is_other = functools.reduce(
+            np.logical_or, (shapes.take(own, axis=0) != table.shapes).T, ndims[own] != table.ndims
+        )
         for row in np.flatnonzero(is_other)[:1]:
             place, number = both[first[own[row]]][0].place, own[row]
             expected, got = (
@@ -334,9 +347,9 @@ def _split(pieces: Boxes, item: IntArray, chunk_bytes: int) -> tuple[Boxes, IntA
     per_part[large] = np.maximum(1, chunk_bytes // (volumes[large] // rows * item[large]))
     counts[large] = -(-rows // per_part[large])
     part_of = np.repeat(np.arange(len(counts)), counts)
-    index = np.arange(len(part_of)) - np.repeat(np.cumsum(counts) - counts, counts)
-    start, stop = pieces.start[part_of], pieces.stop[part_of]
-    first = start[:, 0] + index * per_part[part_of]
-    stop[:, 0] = np.minimum(first + per_part[part_of], stop[:, 0])
-    start[:, 0] = first
-    return Boxes(pieces.tensor[part_of], start, stop), part_of
+    index = np.arange(len(part_of)) - (np.cumsum(counts) - counts).take(part_of)
+    parts, extent = pieces[part_of], per_part.take(part_of)
+    first = parts.start[:, 0] + index * extent
+    parts.stop[:, 0] = np.minimum(first + extent, parts.stop[:, 0])
+    parts.start[:, 0] = first
+    return parts, part_of

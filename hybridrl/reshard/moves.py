@@ -167,12 +167,18 @@ class MoveTable(Sequence[Move]):
     def concatenate(cls, parts: Sequence[MoveTable]) -> MoveTable:
         """Return the moves of all parts, in order; they speak of the same canonical tensors."""
         names = ("source", "destination", "chunk", "is_wire")
+        source, destination, chunk, is_wire = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in names
+        )
         return cls(
             parts[0].names,
             parts[0].shapes,
             parts[0].ndims,
             Boxes.concatenate([part.boxes for part in parts]),
-            *(np.concatenate([getattr(part, name) for part in parts]) for name in names),
+            source,
+            destination,
+            chunk,
+            is_wire,
             RegionTable.concatenate([part.read for part in parts]),
             RegionTable.concatenate([part.write for part in parts]),
         )

@@ -64,7 +64,8 @@ class Plan:
         """Payload bytes that leave a node."""
         nodes = {node: i for i, node in enumerate(dict.fromkeys(place.node for place in self.senders))}
         of_source, of_destination = (
-            np.array([nodes[place.node] for place in side], dtype=np.int64) for side in (self.sources, self.destinations)
+            np.array([nodes[place.node] for place in side], dtype=np.int64)
+            for side in (self.sources, self.destinations)
         )
         is_far = of_source[self.moves.source] != of_destination[self.moves.destination]
         return int(self.moves.num_bytes[is_far].sum())

@@ -61,9 +61,7 @@ def build_plan(
         ReshardError: Naming the parameter and range when no source holds it, shapes differ, or a destination holds a
             canonical element twice.
     """
-    planner = Planner(
-        sources, destinations, chunk_bytes=chunk_bytes, is_staggered=is_staggered, is_shared=is_shared
-    )
+    planner = Planner(sources, destinations, chunk_bytes=chunk_bytes, is_staggered=is_staggered, is_shared=is_shared)
     return planner.whole()
 
 
@@ -201,7 +199,9 @@ def _number_devices(world: World) -> tuple[IntArray, IntArray]:
 def _regions(rows: Rows, row: IntArray, boxes: Boxes) -> RegionTable:
     """Return where boxes inside the shards `row` lie in their local tensors; keeps only the names that occur."""
     strides = rows.strides.take(row, axis=0)
-    offset = rows.offset[row] + functools.reduce(np.add, ((boxes.start - rows.boxes.start.take(row, axis=0)) * strides).T)
+    offset = rows.offset[row] + functools.reduce(
+        np.add, ((boxes.start - rows.boxes.start.take(row, axis=0)) * strides).T
+    )
     used, local = np.unique(rows.local[row], return_inverse=True)
     names = tuple(map(rows.local_names.__getitem__, used.tolist()))
     return RegionTable(names, local, offset, strides, rows.dtype[row])

@@ -96,6 +96,14 @@ def check_chunks(plan, chunk_bytes):
         assert (filled <= max(chunk_bytes, largest)).all()
 
 
+def check_relays(plan):
+    """What a destination passes on, it received from a source, in the same chunk, into where the relay reads."""
+    received = {(m.destination, m.tensor, m.box): (m.chunk, m.write) for m in plan.moves}
+    for relay in plan.relays:
+        assert plan.destinations[relay.source].node == plan.destinations[relay.destination].node
+        assert received[relay.source, relay.tensor, relay.box] == (relay.chunk, relay.read)
+
+
 def check(world):
     planner = Planner(
         world.sources,
@@ -112,6 +120,7 @@ def check(world):
     check_even(plan, world.sources)
     check_parts(planner, plan)
     check_chunks(plan, world.chunk_bytes)
+    check_relays(plan)
 
 
 @pytest.mark.parametrize("generation", [vllm_worlds, megatron_worlds])
@@ -133,3 +142,11 @@ def test_64_training_ranks_to_64_generation_ranks():
     sources = megatron_world(MegatronLayout(spec, sizes, DType.FLOAT32), Devices(8))
     destinations = vllm_world(VllmLayout(spec, 4, DType.FLOAT32, True, dp=2), 8, Devices(8, first=64))
     check(World(spec, sources, destinations, 1 << 14, is_staggered=True))
+
+
+def test_64_training_ranks_to_64_generation_ranks_that_share():
+    spec = model_spec(QWEN3_MOE | {"num_hidden_layers": 4})
+    sizes = ParallelSizes(tp=4, pp=4, ep=8, etp=2, dp=4)
+    sources = megatron_world(MegatronLayout(spec, sizes, DType.FLOAT32), Devices(8))
+    destinations = vllm_world(VllmLayout(spec, 4, DType.FLOAT32, True, pp=2), 8, Devices(16, first=64))
+    check(World(spec, sources, destinations, 1 << 14, is_staggered=True, is_shared=True))
