@@ -123,6 +123,8 @@ def _merge(
 ) -> tuple[list[IntArray], IntArray]:
     """Put the distinct pieces of several maps in one order: by module, then local tensor, as the maps first name them.
 
+    Within a local tensor the maps take turns, so that their chunks fill at the same time.
+
     Returns:
         For each map the place of its pieces in the order; and for each place a piece, numbered through all maps.
     """
@@ -133,7 +135,8 @@ def _merge(
     named = [names[index] for index in used.tolist()]
     module = [modules.setdefault(name.rpartition(".")[0], len(modules)) for name in named]
     tensor = [tensors.setdefault(name, len(tensors)) for name in named]
-    order = np.lexsort((np.array(tensor)[inverse], np.array(module)[inverse]))
+    within = np.concatenate([np.arange(len(own)) - own.searchsorted(own) for own in local])
+    order = np.lexsort((within, np.array(tensor)[inverse], np.array(module)[inverse]))
     _, first, slot_of = np.unique(identity[order], return_index=True, return_inverse=True)
     place = np.empty_like(first)
     place[np.argsort(first)] = np.arange(len(first))

@@ -130,6 +130,23 @@ def test_any_model_from_any_layout_to_any_layout(generation, data):
     check(data.draw(worlds(generation)))
 
 
+def test_the_random_worlds_make_use_of_every_kind_of_layout():
+    seen = set()
+
+    @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(worlds(vllm_worlds))
+    def draw(world):
+        for side, ranks in (("training", world.sources), ("generation", world.destinations)):
+            seen.update(f"{side} {trait}" for trait in ranks.traits)
+        seen.update(name for name in ("is_staggered", "is_shared") if getattr(world, name))
+
+    draw()
+    training = ("tp_beyond_kv_heads", "pp", "vpp", "uneven", "ep", "etp", "dp", "interleaved_glu")
+    generation = ("tp_beyond_kv_heads", "pp", "ep", "dp", "replicas", "uneven_experts")
+    expected = {f"training {trait}" for trait in training} | {f"generation {trait}" for trait in generation}
+    assert seen >= expected | {"is_staggered", "is_shared", "training TE_GROUPED", "training SINGLE_GROUPED"}
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(world=cut_worlds())
 def test_any_cut_of_any_tensors(world):
