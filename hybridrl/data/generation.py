@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from hybridrl.data.sample import FinishReason
 
-
 Routing = NDArray[np.int16]
 """[num_tokens, num_moe_layers, top_k] experts that tokens chose."""
 

@@ -28,7 +28,7 @@ class RoutingRecorder:
         self._step: dict[int, torch.Tensor] = {}
         self._kept: dict[str, list[tuple[int, Routing]]] = {}
         self._execute = runner.execute_model
-        bind_routed_experts_capturer(runner.get_model(), self)  # type: ignore[arg-type]  # it asks for `capture` only
+        bind_routed_experts_capturer(runner.get_model(), self)
         runner.execute_model = self._execute_and_keep
 
     def capture(self, layer_id: int, topk_ids: torch.Tensor) -> None:
