@@ -12,6 +12,7 @@ from functools import cached_property
 from hybridrl.errors import ReshardError
 from hybridrl.layout.shard import CanonicalTensor, Place
 from hybridrl.reshard.moves import Move, MoveTable, Region
+from hybridrl.reshard.sizes import MessageSizes
 
 __all__ = ["Chunk", "Move", "Plan", "Region"]
 
@@ -39,6 +40,7 @@ class Plan:
         chunks: Per destination; empty for destinations that a rank's part does not describe.
         relays: Moves between destinations of one node: `source` is an index into `destinations`, and a relay follows the move
             that brought its box there. Only plans for pricing have any.
+        sizes: Of all messages to the destinations that a source's part names; None where the moves say it.
     """
 
     sources: tuple[Place, ...]
@@ -46,6 +48,7 @@ class Plan:
     moves: MoveTable
     chunks: tuple[tuple[Chunk, ...], ...]
     relays: MoveTable
+    sizes: MessageSizes | None = None
 
     @cached_property
     def canonical(self) -> Mapping[str, CanonicalTensor]:
