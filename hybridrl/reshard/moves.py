@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 import numpy as np
@@ -160,6 +160,17 @@ class MoveTable(Sequence[Move]):
         )
         picked = (self.source[rows], self.destination[rows], self.chunk[rows], self.is_wire[rows])
         return MoveTable(self.names, self.shapes, self.ndims, self.boxes[rows], *picked, read, write)
+
+    def trimmed(self) -> MoveTable:
+        """Return the same moves without the names of tensors that none of them moves."""
+        used, tensor = np.unique(self.boxes.tensor, return_inverse=True)
+        return replace(
+            self,
+            names=tuple(self.names[index] for index in used),
+            shapes=self.shapes[used],
+            ndims=self.ndims[used],
+            boxes=replace(self.boxes, tensor=tensor.reshape(-1)),
+        )
 
 
 def _regions(table: RegionTable, ndims: list[int]) -> Iterator[Region]:

@@ -39,9 +39,9 @@ def cut_plan(planner: Planner) -> PlanParts:
     sizes, from which it knows that its message lies behind that of a in d's inbox.
     """
     sources, destinations = planner.places
-    received = tuple(planner.for_destination(destination) for destination in range(len(destinations)))
+    received = tuple(_trimmed(planner.for_destination(destination)) for destination in range(len(destinations)))
     sizes = MessageSizes.concatenate([MessageSizes.of(part.moves) for part in received])
-    served = (planner.for_source(source) for source in range(len(sources)))
+    served = (_trimmed(planner.for_source(source)) for source in range(len(sources)))
     return PlanParts(
         sources,
         destinations,
@@ -49,3 +49,7 @@ def cut_plan(planner: Planner) -> PlanParts:
         received,
         sum(part.wire_bytes for part in received),
     )
+
+
+def _trimmed(part: Plan) -> Plan:
+    return replace(part, moves=part.moves.trimmed(), relays=part.relays.trimmed())

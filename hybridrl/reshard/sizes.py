@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridrl.reshard.boxes import IntArray
 from hybridrl.reshard.moves import MoveTable
@@ -16,11 +17,11 @@ class MessageSizes:
     """One column per message, ordered by destination, then chunk, then source.
 
     Attributes:
-        keys: [3, num_messages] int64: destination, chunk, source.
+        keys: [3, num_messages] int32: destination, chunk, source.
         num_bytes: [num_messages] int64, payload.
     """
 
-    keys: IntArray
+    keys: NDArray[np.int32]
     num_bytes: IntArray
 
     @classmethod
@@ -30,7 +31,7 @@ class MessageSizes:
         messages, message_of = np.unique(keys, axis=1, return_inverse=True)
         num_bytes = np.zeros(messages.shape[1], dtype=np.int64)
         np.add.at(num_bytes, message_of.reshape(-1), moves.num_bytes)
-        return cls(messages, num_bytes)
+        return cls(messages.astype(np.int32), num_bytes)
 
     @classmethod
     def concatenate(cls, parts: Sequence[MessageSizes]) -> MessageSizes:
