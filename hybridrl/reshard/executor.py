@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hybridrl.layout.shard import Place
 from hybridrl.reshard.clock import Clock
 from hybridrl.reshard.message import LocalMoves, MessageEnd, Staging, Tensors
 from hybridrl.reshard.ops import Side
@@ -244,7 +245,21 @@ class _Progress:
             self.start(copy_local)
 
 
-def compare_reports(plan: Plan, sources: Sequence[TransferReport], destinations: Sequence[TransferReport]) -> list[str]:
+class Ends(Protocol):
+    """The ranks of both sides of a plan."""
+
+    @property
+    def sources(self) -> tuple[Place, ...]:
+        """Those that send."""
+        ...
+
+    @property
+    def destinations(self) -> tuple[Place, ...]:
+        """Those that receive."""
+        ...
+
+
+def compare_reports(plan: Ends, sources: Sequence[TransferReport], destinations: Sequence[TransferReport]) -> list[str]:
     """Return one line per piece on whose checksum the two sides disagree; empty when all agree.
 
     Args:

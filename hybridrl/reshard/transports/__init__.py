@@ -7,7 +7,7 @@ silent becomes a :class:`ReshardError` that names both ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -148,18 +148,18 @@ def remove_leftovers(session: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def choose_transport(plan: Plan, *, is_cuda: bool) -> str:
+def choose_transport(sources: Sequence[Place], destinations: Sequence[Place], *, is_cuda: bool) -> str:
     """Return the kind for weight_sync.transport auto.
 
     Inside a node shm, or cuda_ipc between devices; between nodes gloo, or nccl. A CPU plan with both kinds of pairs routes each
     by its own way (mixed).
     """
-    nodes = {place.node for place in (*plan.sources, *plan.destinations)}
+    nodes = {place.node for place in (*sources, *destinations)}
     if is_cuda:
         return "cuda_ipc" if len(nodes) == 1 else "nccl"
     if len(nodes) == 1:
         return "shm"
-    is_mixed = bool({place.node for place in plan.sources} & {place.node for place in plan.destinations})
+    is_mixed = bool({place.node for place in sources} & {place.node for place in destinations})
     return "mixed" if is_mixed else "gloo"
 
 
