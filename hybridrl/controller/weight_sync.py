@@ -144,7 +144,9 @@ class WeightSyncer:
             return None
         return self._probe.measure(self._actor, self._rollout, version, self._config.timeout_s)
 
-    def _transfer(self, connection: Connection, version: int) -> tuple[int, Sequence[TransferReport], Sequence[TransferReport]]:
+    def _transfer(
+        self, connection: Connection, version: int
+    ) -> tuple[int, Sequence[TransferReport], Sequence[TransferReport]]:
         """Transfer until both sides agree; return how many attempts failed before, and the reports of both sides."""
         mismatches: list[str] = []
         for num_retries in range(_NUM_ATTEMPTS):

@@ -46,5 +46,4 @@ class MessageSizes:
         return MessageSizes(self.keys[:, rows], self.num_bytes[rows])
 
     def __iter__(self) -> Iterator[tuple[tuple[int, int, int], int]]:
-        for (destination, chunk, source), num_bytes in zip(self.keys.T.tolist(), self.num_bytes.tolist(), strict=True):
-            yield (destination, chunk, source), num_bytes
+        yield from zip(self.keys.T.tolist(), self.num_bytes.tolist(), strict=True)

@@ -35,7 +35,6 @@ from hybridrl.data.tasks.demo_tokenizer import write_demo_tokenizer
 from hybridrl.errors import WeightSyncError
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.roles import rollout_group
-from hybridrl.roles.dispatch import broadcast
 from hybridrl.roles.future import wait_for, wait_for_both
 from hybridrl.roles.megatron_group import MegatronGroup
 from hybridrl.roles.megatron_worker import MegatronLaunch
@@ -108,9 +107,7 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             folders[0], True, config.actor, Precision.FLOAT32, Platform.CPU, 1, False, 1, config.trainer.train_timeout_s
         )
         loss = PolicyLossConfig(0.2, 0.28, 0.0, 0.0)
-        actor = MegatronGroup(
-            pool, placed.actor, sizes, training, temperature=1.0, loss=loss, timeouts=config.trainer
-        )
+        actor = MegatronGroup(pool, placed.actor, sizes, training, temperature=1.0, loss=loss, timeouts=config.trainer)
         try:
             pending = rollout.start()
             actor_maps, rollout_maps = wait_for_both(actor.start(), pending)

@@ -12,7 +12,10 @@ from hybridrl.layout.shard import Place
 
 def _kind(sources: str, destinations: str, wanted: TransportName, platform: Platform = Platform.CPU) -> str:
     """Choose for ranks on nodes of one letter each."""
-    sides = [[Place(role, i, node, f"{role}:{i}") for i, node in enumerate(nodes)] for role, nodes in (("actor", sources), ("rollout", destinations))]
+    sides = [
+        [Place(role, i, node, f"{role}:{i}") for i, node in enumerate(nodes)]
+        for role, nodes in (("actor", sources), ("rollout", destinations))
+    ]
     return transport_kind(*sides, wanted, platform)
 
 
@@ -26,7 +29,9 @@ def _kind(sources: str, destinations: str, wanted: TransportName, platform: Plat
         ("aa", "b", Platform.CUDA, "nccl"),
     ],
 )
-def test_auto_takes_the_shortest_way_of_each_pair(sources: str, destinations: str, platform: Platform, kind: str) -> None:
+def test_auto_takes_the_shortest_way_of_each_pair(
+    sources: str, destinations: str, platform: Platform, kind: str
+) -> None:
     assert _kind(sources, destinations, TransportName.AUTO, platform) == kind
 
 

@@ -177,7 +177,9 @@ def test_engines_that_differ_on_the_probe_fail_the_run_and_say_where_and_what_to
         _syncer(Roles(replica_logprobs=(-1.0, wrong))).sync(1)
     message = str(caught.value)
     assert message.startswith("probe of version 1: log-prob of token 1 after the probe prompt differs by")
-    assert "expected at most 0.25 (weight_sync.probe_tolerance)" in message and "(replica 1 of those connected)" in message
+    assert (
+        "expected at most 0.25 (weight_sync.probe_tolerance)" in message and "(replica 1 of those connected)" in message
+    )
     assert "fresh vLLM" in message
 
 
