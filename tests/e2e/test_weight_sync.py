@@ -89,7 +89,7 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             num_replicas=2, tp_size=2, precision=Precision.FLOAT32, max_response_tokens=4, max_model_tokens=64,
             max_running_samples=8, enforce_eager=True,
         ),
-        weight_sync=WeightSyncConfig(chunk_mib=1, timeout_s=60.0, probe_every=1),
+        weight_sync=WeightSyncConfig(chunk_mib=1, timeout_s=100.0, probe_every=1),
         trainer=TrainerConfig(startup_timeout_s=200.0),
     )  # fmt: skip
     sizes = parallel_sizes(parallel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ class ThinRole:
     def receive_weights(self, version: int, *, verify: bool, timeout_s: float) -> Any:
         arguments = broadcast(version, timeout_s / 2)
         phase = "receive_weights"
-        return self.group.call(phase, arguments, lambda parts: sum(parts, []), phase=phase, timeout_s=timeout_s)
+        return self.group.call(phase, arguments, lambda parts: [*chain(*parts)], phase=phase, timeout_s=timeout_s)
 
     def commit(self, version: int, timeout_s: float) -> Any:
         return self._call("commit", broadcast(version), timeout_s)
