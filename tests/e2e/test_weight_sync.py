@@ -45,7 +45,7 @@ from hybridrl.roles.rollout_replica import RolloutLaunch
 from tests.e2e.observed_replicas import ObservedReplica
 from tests.e2e.tiny_models import save_qwen3_moe
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 PROMPTS = [Prompt(f"p{i}", (1, 9, 30, 31 + i), "", "", "test") for i in range(4)]
 CASES = {"qwen3-moe-tp2-ep2": (save_qwen3_moe, ParallelConfig(tp_size=2, ep_size=2))}
