@@ -61,6 +61,9 @@ class TransportName(enum.Enum):
     AUTO = "auto"
     SHM = "shm"
     GLOO = "gloo"
+    MIXED = "mixed"
+    NCCL = "nccl"
+    CUDA_IPC = "cuda_ipc"
 
 
 class LrSchedule(enum.Enum):
@@ -197,11 +200,24 @@ class WeightSyncConfig:
     """Weights from the actor to the rollout replicas."""
 
     transport: TransportName = setting(
-        TransportName.AUTO, "auto uses shared memory inside a node and gloo between nodes"
+        TransportName.AUTO,
+        "auto: on cpu shm inside a node, gloo between nodes, mixed where there are both kinds of pairs; on cuda cuda_ipc inside a "
+        "node, nccl between nodes",
     )
     verify: bool = setting(True, "Compare canonical checksums of every transferred piece")
     chunk_mib: int = setting(64, "Largest message between two ranks, in MiB; bounds the staging memory", at_least=1)
     timeout_s: float = setting(120.0, "Seconds that one weight sync may take", above=0)
+    probe_every: int = setting(
+        50,
+        "Weight syncs from one probe prompt, scored by both engines, to the next; the first sync of a connection is always probed, "
+        "and with 0 no other",
+        at_least=0,
+    )
+    probe_tolerance: float | None = setting(
+        None,
+        "Largest difference of the engines' log-probs on the probe prompt, in nats; null: 0.01 when both engines use float32, else 1",
+        above=0,
+    )
 
 
 @dataclass

@@ -111,10 +111,17 @@ class MegatronWorker:
         return self._actor.update_supervised(batch, loss_weights)
 
     def connect_sync(self, rendezvous: Rendezvous, plan: Plan, verify: bool) -> None:
-        """Connect to the rollout workers, which connect at the same time."""
+        """Connect to the rollout workers, which connect at the same time; an earlier connection is closed.
+
+        Args:
+            plan: This rank's part.
+        """
         from hybridrl.reshard.executor import Sender
         from hybridrl.reshard.transports import open_transport
 
+        if self._connection is not None:
+            self._connection.transport.close()
+            self._connection = None
         source = plan.sources.index(self._place())
         transport = open_transport(rendezvous, plan, source=source)
         self._connection = _Connection(transport, Sender(plan, source, transport, verify=verify))
