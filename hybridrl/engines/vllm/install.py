@@ -22,7 +22,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.platforms import current_platform
 
 from hybridrl.engines.vllm.learn import LearnedLayout, split_local
-from hybridrl.engines.vllm.loadformat import LiveTensors, materialize_parameter
+from hybridrl.engines.vllm.loadformat import LiveTensors, is_loaded_in_place, materialize_parameter
 from hybridrl.errors import ReshardError
 from hybridrl.reshard.plan import Chunk
 
@@ -116,6 +116,8 @@ class ModuleSink:
         for local in self._planned[prefix]:
             for other in self._layout.tied.get(local, ()):
                 shared, name = split_local(other)
+                if is_loaded_in_place(self._model.get_submodule(shared), name):
+                    continue  # the copy into the live storage below serves every holder
                 ready[shared] = self._open[shared] = _OpenModule.take(self._model.get_submodule(shared))
                 materialize_parameter(ready[shared].module, name).copy_(_parameter(self._model, local))
         for name, opened in ready.items():
