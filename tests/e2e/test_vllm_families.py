@@ -74,6 +74,7 @@ def source_layouts(config: dict[str, object], is_moe: bool) -> dict[str, Megatro
 def serve(rank: int, init_method: str, pipe: Connection) -> None:
     """Answer (checkpoints, replica, sources) with the problems found, until the pipe closes."""
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", VLLM_LOGGING_LEVEL="ERROR")
+    os.environ["VLLM_DIST_IDENT"] = f"families-{os.getppid()}"  # in the names of vLLM's shared memory; equal on both ranks
     torch.set_num_threads(1)
     from tests.e2e import vllm_families, vllm_models  # slow to import, and only wanted here
 
@@ -131,4 +132,5 @@ def test_an_update_equals_a_fresh_load_byte_for_byte(family, replica, checkpoint
         pipe.send(job)
     for rank, pipe in enumerate(ranks):
         assert pipe.poll(_TIMEOUT_S), f"rank {rank} did not answer within {_TIMEOUT_S} s"
-        assert pipe.recv() == [], f"rank {rank}"
+        problems = pipe.recv()
+        assert not problems, f"rank {rank}:\n" + "\n".join(problems[:20])

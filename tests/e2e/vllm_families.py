@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from vllm.config import VllmConfig
-from vllm.distributed.parallel_state import get_pp_group, get_world_group
+from vllm.distributed.parallel_state import get_pp_group
 from vllm.model_executor.layers.linear import LinearBase
 
 from hybridrl.engines.vllm.install import ModuleSink
@@ -50,7 +50,8 @@ def check(rank: int, checkpoints: tuple[Path, Path], layout: Replica, sources: M
         vllm_models.process(model, config)
         learned = learn_layout(model, spec.tensors(), torch.bfloat16, place)
         problems = _compare_maps(_declared(spec, layout, place), learned.shard_map)
-        maps: list[ShardMap] = get_world_group().all_gather_object(learned.shard_map)
+        maps = [learned.shard_map] * vllm_models.WORLD_SIZE
+        torch.distributed.all_gather_object(maps, learned.shard_map)
         for index, (source, megatron) in enumerate(sources.items(), 1):
             turn = index % 2
             ranks = _source_ranks(megatron, _read_canonical(checkpoints[turn], spec))
@@ -120,7 +121,7 @@ def megatron_tensors(own: ShardMap, canonical: Tensors) -> Tensors:
 
 def _update(model: nn.Module, learned: LearnedLayout, plan: Plan, have: Sequence[Tensors], fresh: _Fresh) -> list[str]:
     """Carry a plan out into a live model, as a worker does, and compare it with a fresh load."""
-    addresses = {name: tensor.data_ptr() for name, tensor in vllm_models.state(model).items()}
+    addresses = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
     sink, problems = ModuleSink(model, learned, torch.bfloat16), []
     moves = {chunk: list(group) for chunk, group in groupby(plan.moves, key=lambda move: move.chunk)}
     with torch.no_grad():
@@ -135,7 +136,7 @@ def _update(model: nn.Module, learned: LearnedLayout, plan: Plan, have: Sequence
     got, expected = vllm_models.state(model), vllm_models.state(fresh.model)
     problems += [f"{name}: only on one side" for name in got.keys() ^ expected.keys()]
     problems += [name for name in got.keys() & expected.keys() if not _is_equal(got[name], expected[name])]
-    problems += [f"{name}: moved" for name in got if got[name].data_ptr() != addresses[name]]
+    problems += [f"{name}: moved" for name, address in addresses.items() if got[name].data_ptr() != address]
     return problems + _compare_linear(model, fresh.model)
 
 
@@ -158,7 +159,8 @@ def _compare_linear(model: nn.Module, fresh: nn.Module) -> list[str]:
     others = dict(fresh.named_modules())
     for name, module in model.named_modules():
         if isinstance(module, LinearBase):
-            identity = torch.eye(module.input_size_per_partition, dtype=module.params_dtype)
+            size = getattr(module, "input_size_per_partition", module.input_size)
+            identity = torch.eye(size, dtype=module.params_dtype)
             got, expected = (m.quant_method.apply(m, identity, None) for m in (module, others[name]))
             if not _is_equal(got, expected):
                 problems.append(f"{name}: packed weight")

@@ -72,8 +72,8 @@ def replica(folder: Path, layout: Replica) -> Iterator[VllmConfig]:
         distributed_executor_backend="mp",
     ).create_engine_config()
     with set_current_vllm_config(config):
-        initialize_model_parallel(layout.tp, layout.pp)
         try:
+            initialize_model_parallel(layout.tp, layout.pp)
             yield config
         finally:
             destroy_model_parallel()
