@@ -19,7 +19,8 @@ from hybridrl.layout.megatron import MegatronLayout, PipelineLayout
 from hybridrl.layout.parallel import ParallelSizes
 from tests.unit.layout.models import EXPERT_FAMILIES, FAMILIES
 
-_TIMEOUT_S = 120
+_TIMEOUT_S = 240
+pytestmark = pytest.mark.timeout(_TIMEOUT_S + 30)  # the first test waits for vLLM to be imported
 _ONE_MORE_STAGE_AT_EACH_END = PipelineLayout(
     virtual_size=2, account_for_embedding_in_pipeline_split=True, account_for_loss_in_pipeline_split=True
 )
@@ -37,7 +38,9 @@ REPLICAS = {
 }
 # Six layers and one more stage at each end make the eight chunks of PP4 VPP2; vLLM wants to know how DeepSeek's router chooses.
 MODELS = {
-    name: config | {"num_hidden_layers": 6} | ({"topk_method": "noaux_tc"} if config["model_type"] == "deepseek_v3" else {})
+    name: config
+    | {"num_hidden_layers": 6}
+    | ({"topk_method": "noaux_tc"} if config["model_type"] == "deepseek_v3" else {})
     for name, config in FAMILIES.items()
 }
 
@@ -74,7 +77,9 @@ def source_layouts(config: dict[str, object], is_moe: bool) -> dict[str, Megatro
 def serve(rank: int, init_method: str, pipe: Connection) -> None:
     """Answer (checkpoints, replica, sources) with the problems found, until the pipe closes."""
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", VLLM_LOGGING_LEVEL="ERROR")
-    os.environ["VLLM_DIST_IDENT"] = f"families-{os.getppid()}"  # in the names of vLLM's shared memory; equal on both ranks
+    os.environ["VLLM_DIST_IDENT"] = (
+        f"families-{os.getppid()}"  # in the names of vLLM's shared memory; equal on both ranks
+    )
     torch.set_num_threads(1)
     from tests.e2e import vllm_families, vllm_models  # slow to import, and only wanted here
 

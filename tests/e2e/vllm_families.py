@@ -34,7 +34,9 @@ Tensors = dict[str, torch.Tensor]
 _CHUNK_BYTES = 4096  # cuts modules and tensors over several chunks
 
 
-def check(rank: int, checkpoints: tuple[Path, Path], layout: Replica, sources: Mapping[str, MegatronLayout]) -> list[str]:
+def check(
+    rank: int, checkpoints: tuple[Path, Path], layout: Replica, sources: Mapping[str, MegatronLayout]
+) -> list[str]:
     """Compare the declared map with the learned one, and an update from every source layout with a fresh load.
 
     The model begins with the first checkpoint; updates give it the second, the first, and so on in turn.
@@ -56,7 +58,9 @@ def check(rank: int, checkpoints: tuple[Path, Path], layout: Replica, sources: M
             turn = index % 2
             ranks = _source_ranks(megatron, _read_canonical(checkpoints[turn], spec))
             plan = plan_for_destination([own for own, _ in ranks], maps, rank, chunk_bytes=_CHUNK_BYTES)
-            problems += [f"from {source}: {p}" for p in _update(model, learned, plan, [t for _, t in ranks], fresh[turn])]
+            problems += [
+                f"from {source}: {p}" for p in _update(model, learned, plan, [t for _, t in ranks], fresh[turn])
+            ]
     return problems
 
 
@@ -85,7 +89,9 @@ def _compare_maps(declared: ShardMap, learned: ShardMap) -> list[str]:
     """Name what differs: names, shapes and types in order, shards, padding, canonical tensors."""
     problems = []
     if list(declared.tensors.items()) != list(learned.tensors.items()):
-        problems.append(f"tensors: {[pair for pair in zip(declared.tensors.values(), learned.tensors.values()) if pair[0] != pair[1]][:3]}")
+        problems.append(
+            f"tensors: {[pair for pair in zip(declared.tensors.values(), learned.tensors.values()) if pair[0] != pair[1]][:3]}"
+        )
     if other := set(declared.shards) ^ set(learned.shards):
         problems.append(f"shards: {sorted(map(str, other))[:4]}")
     for field in ("padding", "canonical"):
@@ -129,7 +135,9 @@ def _update(model: nn.Module, learned: LearnedLayout, plan: Plan, have: Sequence
             targets = sink.open(chunk)
             _copy(moves[chunk.index] if chunk.index in moves else [], have, targets)
             problems += [
-                f"{local} in load format" for local in chunk.completed if not _is_equal(targets[local], fresh.loaded[local])
+                f"{local} in load format"
+                for local in chunk.completed
+                if not _is_equal(targets[local], fresh.loaded[local])
             ]
             sink.close(chunk)
         sink.finish()
@@ -145,7 +153,8 @@ def _copy(moves: Sequence[Move], have: Sequence[Tensors], targets: Mapping[str, 
     read = {key: i for i, key in enumerate(dict.fromkeys((m.source, m.read.local) for m in moves))}
     write = {key: i for i, key in enumerate(dict.fromkeys(m.write.local for m in moves))}
     copies = [
-        (m.tensor, Copy(m.box.shape, read[m.source, m.read.local], m.read, write[m.write.local], m.write)) for m in moves
+        (m.tensor, Copy(m.box.shape, read[m.source, m.read.local], m.read, write[m.write.local], m.write))
+        for m in moves
     ]
     sources = ops.buffer_table([have[rank][name] for rank, name in read])
     destinations = ops.buffer_table([targets[name] for name in write])

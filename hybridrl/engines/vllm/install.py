@@ -58,7 +58,9 @@ class ModuleSink:
         self._planned: dict[str, set[str]] = {}
         for local in layout.shard_map.tensors:
             self._planned.setdefault(split_local(local)[0], set()).add(local)
-        self._unfinished = set(layout.shard_map.tensors)
+        # The rest are padding throughout: no chunk completes them, and they are zeroed when their module opens.
+        self._received = frozenset(shard.local for shard in layout.shard_map.shards)
+        self._unfinished = set(self._received)
 
     def open(self, chunk: Chunk) -> Mapping[str, torch.Tensor]:
         """Return the load-format tensors that a chunk writes into."""
@@ -104,7 +106,7 @@ class ModuleSink:
 
     def _open_module(self, prefix: str) -> None:
         module = self._model.get_submodule(prefix)
-        self._open[prefix] = _OpenModule.take(module, set(self._planned[prefix]))
+        self._open[prefix] = _OpenModule.take(module, self._planned[prefix] & self._received)
         for local in self._planned[prefix]:
             tensor = materialize_parameter(module, split_local(local)[1])
             if local in self._layout.shard_map.padding:
