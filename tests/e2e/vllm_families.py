@@ -88,10 +88,13 @@ def _declared(spec: ModelSpec, layout: Replica, place: Place) -> ShardMap:
 def _compare_maps(declared: ShardMap, learned: ShardMap) -> list[str]:
     """Name what differs: names, shapes and types in order, shards, padding, canonical tensors."""
     problems = []
-    if list(declared.tensors.items()) != list(learned.tensors.items()):
-        problems.append(
-            f"tensors: {[pair for pair in zip(declared.tensors.values(), learned.tensors.values()) if pair[0] != pair[1]][:3]}"
-        )
+    if list(declared.tensors) != list(learned.tensors):
+        problems.append(f"names: declared {list(declared.tensors)}, learned {list(learned.tensors)}")
+    problems += [
+        f"declared {tensor}, learned {learned.tensors.get(name)}"
+        for name, tensor in declared.tensors.items()
+        if learned.tensors.get(name) != tensor
+    ]
     if other := set(declared.shards) ^ set(learned.shards):
         problems.append(f"shards: {sorted(map(str, other))[:4]}")
     for field in ("padding", "canonical"):
@@ -133,7 +136,7 @@ def _update(model: nn.Module, learned: LearnedLayout, plan: Plan, have: Sequence
     with torch.no_grad():
         for chunk in next(chunks for chunks in plan.chunks if chunks):
             targets = sink.open(chunk)
-            _copy(moves[chunk.index] if chunk.index in moves else [], have, targets)
+            _copy(moves.get(chunk.index, []), have, targets)
             problems += [
                 f"{local} in load format"
                 for local in chunk.completed
