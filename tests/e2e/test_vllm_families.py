@@ -135,7 +135,9 @@ def test_an_update_equals_a_fresh_load_byte_for_byte(family, replica, checkpoint
     job = (checkpoints, REPLICAS[replica], source_layouts(MODELS[family], family in EXPERT_FAMILIES))
     for pipe in ranks:
         pipe.send(job)
+    answers = []
     for rank, pipe in enumerate(ranks):
         assert pipe.poll(_TIMEOUT_S), f"rank {rank} did not answer within {_TIMEOUT_S} s"
-        problems = pipe.recv()
-        assert not problems, f"rank {rank}:\n" + "\n".join(problems[:20])
+        answers.append(pipe.recv())
+    problems = [f"rank {rank}: {problem}" for rank, answer in enumerate(answers) for problem in answer]
+    assert not problems, "\n".join(problems[:20])
