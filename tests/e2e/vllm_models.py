@@ -53,7 +53,15 @@ def _let_gpt_oss_build() -> None:
         except NotImplementedError:
             return UnquantizedMoeBackend.TRITON, None
 
+    method = unquantized_moe.UnquantizedFusedMoEMethod
+    init_kernel = method._init_moe_kernel
+
+    def init_kernel_if_any(self: unquantized_moe.UnquantizedFusedMoEMethod, layer: nn.Module) -> None:
+        if self.experts_cls is not None:
+            init_kernel(self, layer)
+
     unquantized_moe.select_unquantized_moe_backend = select_or_triton
+    method._init_moe_kernel = init_kernel_if_any
     ModelRegistry.register_model("GptOssForCausalLM", GptOssForCausalLM)
 
 
