@@ -54,14 +54,14 @@ def _let_gpt_oss_build() -> None:
             return UnquantizedMoeBackend.TRITON, None
 
     method = unquantized_moe.UnquantizedFusedMoEMethod
-    init_kernel = method._init_moe_kernel
+    setup_kernel = method._setup_kernel
 
-    def init_kernel_if_any(self: unquantized_moe.UnquantizedFusedMoEMethod, layer: nn.Module) -> None:
+    def setup_kernel_if_any(self: unquantized_moe.UnquantizedFusedMoEMethod, *args: object, **kwargs: object) -> None:
         if self.experts_cls is not None:
-            init_kernel(self, layer)
+            setup_kernel(self, *args, **kwargs)
 
     unquantized_moe.select_unquantized_moe_backend = select_or_triton
-    method._init_moe_kernel = init_kernel_if_any
+    method._setup_kernel = setup_kernel_if_any
     ModelRegistry.register_model("GptOssForCausalLM", GptOssForCausalLM)
 
 

@@ -17,8 +17,8 @@ from hybridrl.layout.vllm.mlp import place_experts, place_gated
 from hybridrl.layout.vllm.placement import layers_of_stage
 from hybridrl.layout.vllm.slices import WorkerSlices
 
-# Models whose code in vLLM builds embedding, final norm and output on every pipeline stage, used there or not.
-_WHOLE_ON_EVERY_STAGE = frozenset({"qwen2_moe", "qwen3_moe", "mixtral"})
+# Families whose model in vLLM builds embedding, final norm and output on every pipeline stage, used there or not.
+_WHOLE_ON_EVERY_STAGE = frozenset({"qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss"})
 
 
 def vllm_shard_map(layout: VllmLayout, tp_rank: int, place: Place, *, pp_rank: int = 0, dp_rank: int = 0) -> ShardMap:
