@@ -20,10 +20,11 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from hybridrl.algos.advantages import AdvantageEstimator, estimate_advantages
+from hybridrl.algos.algorithm import Algorithm
 from hybridrl.config.schema import AlgorithmConfig, TrainerConfig
-from hybridrl.controller.batches import ScoredBatch, mini_batches, policy_batch, rollout_records, score_batch
+from hybridrl.controller.batches import ScoredBatch, mini_batches, policy_batch, rollout_records
 from hybridrl.controller.evaluation import EvaluationSchedule, Evaluator
+from hybridrl.controller.gathering import Gathering
 from hybridrl.controller.interfaces import ActorGroup, PromptStream, Recorder, RolloutGroup, Scorer, WeightSync
 from hybridrl.controller.metrics import StepOutcome, step_metrics
 from hybridrl.controller.mismatch import check_mismatch
@@ -63,7 +64,8 @@ class Trainer:
         recorder: Recorder,
     ) -> None:
         self._config = config
-        self._algorithm = algorithm
+        self._batching = algorithm
+        self._algorithm = Algorithm(algorithm)
         self._actor = actor
         self._rollout = rollout
         self._weight_sync = weight_sync
@@ -97,33 +99,34 @@ class Trainer:
     def _step(self, step: int) -> None:
         started, version = time.perf_counter(), step
         phase = self._recorder.phase
-        with phase("rollout"):
-            self._start_rollouts(until=step + self._config.max_policy_lag)
-            samples = wait_for(self._in_flight.popleft())
-        with phase("reward"):
-            batch = self._scored(samples, step)
-        with phase("old_logprobs"):
-            old = wait_for(self._actor.logprobs(batch.sequences), beside=self._in_flight)
-            mismatch = check_mismatch(batch, old.logprobs, version, self._config.max_logprob_gap)
+        gathered = self._gather(step)
+        batch = gathered.batch()
+        self._check_batch(batch, step)
+        old, old_logprobs = None, batch.rollout_logprobs
+        if self._algorithm.needs_old_logprobs:
+            with phase("old_logprobs"):
+                old = wait_for(self._actor.logprobs(batch.sequences), beside=self._in_flight)
+                old_logprobs = old.logprobs
+        mismatch = check_mismatch(batch, old_logprobs, version, self._config.max_logprob_gap)
         ref_logprobs = None
-        if self._algorithm.kl_coef > 0:
+        if self._algorithm.needs_reference:
             with phase("ref_logprobs"):
                 ref_logprobs = wait_for(self._actor.ref_logprobs(batch.sequences), beside=self._in_flight).logprobs
         with phase("advantages"):
-            epsilon = self._algorithm.advantage_epsilon
-            advantages = estimate_advantages(AdvantageEstimator.GRPO, batch.rewards, batch.group_ids, epsilon)
-            cap = self._algorithm.max_importance_weight
-            policy = policy_batch(batch, old.logprobs, ref_logprobs, advantages.values, cap)
+            credit = self._algorithm.credit(
+                batch.rewards, batch.group_ids, batch.loss_mask, batch.rollout_logprobs, old_logprobs, ref_logprobs
+            )
+            weigh = self._algorithm.loss_weights
+            policy = policy_batch(batch, old_logprobs, ref_logprobs, credit.advantages, weigh)
         with phase("train"):
-            parts = mini_batches(policy, self._algorithm.mini_batches_per_step)
+            parts = mini_batches(policy, self._batching.mini_batches_per_step, weigh)
             updates = [wait_for(self._actor.update(part), beside=self._in_flight) for part in parts]
         with phase("rollout"):
             wait_all(list(self._in_flight))
         with phase("weight_sync"):
             sync = self._weight_sync.sync(version + 1)
-        outcome = StepOutcome(
-            step, version, batch, old, mismatch, advantages, updates, sync, len(samples) - len(batch.samples)
-        )
+        counted = {**gathered.metrics(), **credit.metrics}
+        outcome = StepOutcome(step, version, batch, old, mismatch, counted, updates, sync)
         metrics = step_metrics(outcome, time.perf_counter() - started)
         if self._schedule.is_due_after(step):
             self._evaluate(version + 1)
@@ -132,17 +135,35 @@ class Trainer:
     def _start_rollouts(self, until: int) -> None:
         """Start the rollouts of every batch up to number `until` that has not been started."""
         while self._num_started <= min(until, self._config.num_steps - 1):
-            prompts = self._prompts.take(self._algorithm.prompts_per_step)
-            self._in_flight.append(self._rollout.generate(prompts, self._algorithm.samples_per_prompt))
+            self._in_flight.append(self._generate(self._batching.prompts_per_step))
             self._num_started += 1
 
-    def _scored(self, samples: list[Sample], version: int) -> ScoredBatch:
-        batch = score_batch(samples, self._scorer.score(samples))
+    def _generate(self, num_prompts: int) -> Future[list[Sample]]:
+        return self._rollout.generate(self._prompts.take(num_prompts), self._batching.samples_per_prompt)
+
+    def _gather(self, step: int) -> Gathering:
+        """Wait for the rollout of a step and score it, and go on while prompts are to be replaced.
+
+        Replacements are sampled by the version in force, beside the rollouts in flight.
+        """
+        gathered = Gathering(self._batching.prompts_per_step, self._batching.max_sampling_rounds)
+        with self._recorder.phase("rollout"):
+            self._start_rollouts(until=step + self._config.max_policy_lag)
+            samples = wait_for(self._in_flight.popleft())
+        with self._recorder.phase("reward"):
+            gathered.add(samples, self._scorer.score(samples))
+        while gathered.num_wanted:
+            with self._recorder.phase("rollout"):
+                samples = wait_for(self._generate(gathered.num_wanted), beside=self._in_flight)
+            with self._recorder.phase("reward"):
+                gathered.add(samples, self._scorer.score(samples))
+        return gathered
+
+    def _check_batch(self, batch: ScoredBatch, version: int) -> None:
         if not batch.samples:
-            raise DataError(f"step {version}: none of {len(samples)} samples could be scored; check reward.function")
+            raise DataError(f"step {version}: not one sample could be scored; check reward.function")
         lag = int(batch.lags(version).max())
         assert lag <= self._config.max_policy_lag, (lag, self._config.max_policy_lag, version)
-        return batch
 
     def _evaluate(self, version: int) -> None:
         """Evaluate the policy in force; the result joins the object of the step that is recorded next."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hybridrl.config.schema import AlgorithmConfig, TrainerConfig
+from hybridrl.config.schema import AlgorithmConfig, PolicyLossConfig, TrainerConfig
 from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.trainer import Trainer, TrainResult
 from hybridrl.data.sample import Sample
@@ -23,7 +23,10 @@ def _trainer(
 ) -> Trainer:
     config = TrainerConfig(**{"num_steps": 3, "eval_every_steps": 0} | settings)
     algorithm = AlgorithmConfig(
-        prompts_per_step=PROMPTS, samples_per_prompt=SAMPLES, kl_coef=kl_coef, mini_batches_per_step=mini_batches
+        prompts_per_step=PROMPTS,
+        samples_per_prompt=SAMPLES,
+        policy_loss=PolicyLossConfig(kl_coef=kl_coef),
+        mini_batches_per_step=mini_batches,
     )
     evaluator = Evaluator(world, AlternatingScorer(), [make_prompt(f"eval/{i}") for i in range(4)])
     return Trainer(
@@ -181,5 +184,5 @@ def test_a_step_without_a_single_scored_sample_is_an_error() -> None:
 
     trainer = _trainer(World(), FakeRecorder())
     trainer._scorer = DropsAll()
-    with pytest.raises(DataError, match="step 0: none of 8 samples could be scored"):
+    with pytest.raises(DataError, match="step 0: not one sample could be scored"):
         trainer.run()

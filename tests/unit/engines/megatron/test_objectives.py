@@ -16,6 +16,7 @@ VALUES = {
     "loss_weights": torch.tensor([0.5, 0.25, 0.25]),
     "old_logprobs": torch.tensor([-1.0, -1.0, -1.0]),
     "advantages": torch.tensor([1.0, -2.0, 3.0]),
+    "segments": torch.tensor([0.0, 0.0, 1.0]),
 }
 CLIPPED = [-1.0, 2.0 * 0.8, -3.0 * 1.28]
 WEIGHTED = sum(w * x for w, x in zip([0.5, 0.25, 0.25], CLIPPED, strict=True))
