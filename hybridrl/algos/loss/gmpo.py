@@ -13,8 +13,6 @@ Worked example: rho 1.1 and 2 in one sequence with A 1, clip_high 0.49: exp((log
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from hybridrl.algos.loss.tokens import PolicyTokens, TokenLoss
@@ -24,8 +22,7 @@ from hybridrl.config.schema import PolicyLossConfig
 def gmpo(tokens: PolicyTokens, config: PolicyLossConfig) -> TokenLoss:
     """Clip the ratio of each token, and multiply over the sequence."""
     log_ratio, advantages = tokens.log_ratio, tokens.advantages
-    high = math.log1p(config.clip_high)
-    low = math.log1p(-config.clip_low) if config.clip_low < 1 else -math.inf
+    low, high = (log_ratio.new_tensor(bound).log() for bound in (1.0 - config.clip_low, 1.0 + config.clip_high))
     is_clipped = ((log_ratio > high) & (advantages > 0)) | ((log_ratio < low) & (advantages < 0))
     bound = torch.where(advantages > 0, high, low)
     clipped = torch.where(is_clipped, bound, log_ratio)

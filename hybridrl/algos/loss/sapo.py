@@ -19,6 +19,7 @@ from hybridrl.config.schema import PolicyLossConfig
 def sapo(tokens: PolicyTokens, config: PolicyLossConfig) -> TokenLoss:
     """Gate the ratio of each token; nothing is clipped."""
     ratio, advantages = tokens.log_ratio.exp(), tokens.advantages
-    temperature = torch.where(advantages > 0, config.positive_temperature, config.negative_temperature)
+    positive, negative = (ratio.new_tensor(x) for x in (config.positive_temperature, config.negative_temperature))
+    temperature = torch.where(advantages > 0, positive, negative)
     gate = torch.sigmoid(temperature * (ratio - 1.0)) * 4.0 / temperature
     return TokenLoss(-gate * advantages, torch.zeros_like(ratio, dtype=torch.bool))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from hybridrl.algos.advantage.inputs import AdvantageInputs
@@ -46,3 +47,7 @@ def one_turn(rewards: list[float], groups: list[int], lengths: list[int] | None 
     lengths = lengths or [1] * len(rewards)
     mask = np.arange(max([1, *lengths])) < np.array(lengths)[:, None]
     return AdvantageInputs(np.array(rewards, dtype=float), np.array(groups), mask, np.zeros(mask.shape))
+
+
+# No deadline: on a busy machine one example may take long. Fewer examples than the default, as each is a whole batch.
+random_cases = settings(deadline=None, max_examples=50)

@@ -15,7 +15,7 @@ from hybridrl.algos.advantage.inputs import AdvantageInputs
 from hybridrl.algos.advantage.remax import remax
 from hybridrl.config.schema import AdvantageConfig, AdvantageEstimator
 from hybridrl.errors import ConfigError
-from tests.unit.algos.ragged import Ragged, one_turn, ragged
+from tests.unit.algos.ragged import Ragged, one_turn, ragged, random_cases
 
 EPSILON = 1e-4
 Rows = list[list[float]]
@@ -114,6 +114,7 @@ def test_every_estimator_is_ready_or_says_what_it_waits_for() -> None:
 
 
 @pytest.mark.parametrize("name", REFERENCES)
+@random_cases
 @given(batch=ragged())
 def test_advantages_equal_the_reference_on_ragged_batches(name: AdvantageEstimator, batch: Ragged) -> None:
     got = _estimate(name, batch.inputs)
@@ -122,6 +123,7 @@ def test_advantages_equal_the_reference_on_ragged_batches(name: AdvantageEstimat
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
+@random_cases
 @given(batch=ragged())
 def test_advantages_do_not_depend_on_padding_or_on_the_order_of_samples(
     name: AdvantageEstimator, batch: Ragged
@@ -190,6 +192,7 @@ def test_remax_compares_with_the_greedy_reward_of_each_prompt() -> None:
     assert got.tolist() == [0.75, -0.25, 0.0]
 
 
+@random_cases
 @given(batch=ragged())
 def test_remax_equals_the_reference(batch: Ragged) -> None:
     greedy = {int(group): float(batch.rng.normal()) for group in batch.inputs.group_ids}

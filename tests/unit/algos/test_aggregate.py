@@ -8,7 +8,7 @@ from hypothesis import given
 
 from hybridrl.algos.aggregate import loss_weights
 from hybridrl.config.schema import LossAggregation
-from tests.unit.algos.ragged import Ragged, ragged
+from tests.unit.algos.ragged import Ragged, ragged, random_cases
 
 NORM = 11
 
@@ -31,6 +31,7 @@ def _reference(aggregation: LossAggregation, losses: np.ndarray, mask: np.ndarra
 
 
 @pytest.mark.parametrize("aggregation", LossAggregation)
+@random_cases
 @given(batch=ragged())
 def test_the_weighted_sum_is_the_average_whatever_the_padding_and_the_split(
     aggregation: LossAggregation, batch: Ragged

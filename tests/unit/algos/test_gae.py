@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hybridrl.algos.advantage.gae import gae
 from hybridrl.algos.advantage.inputs import AdvantageInputs
-from tests.unit.algos.ragged import Ragged, one_turn, ragged
+from tests.unit.algos.ragged import Ragged, one_turn, ragged, random_cases
 
 
 def _reference(batch: Ragged, discount: float, trace_decay: float) -> tuple[np.ndarray, np.ndarray]:
@@ -27,6 +27,7 @@ def _reference(batch: Ragged, discount: float, trace_decay: float) -> tuple[np.n
     return advantages, returns
 
 
+@random_cases
 @given(ragged(), st.sampled_from([0.5, 0.99, 1.0]), st.sampled_from([0.0, 0.95, 1.0]))
 def test_advantages_and_returns_equal_the_reference(batch: Ragged, discount: float, trace_decay: float) -> None:
     got = gae(batch.inputs, batch.values, discount=discount, trace_decay=trace_decay)
@@ -35,6 +36,7 @@ def test_advantages_and_returns_equal_the_reference(batch: Ragged, discount: flo
     np.testing.assert_allclose(got.returns, returns, rtol=1e-10, atol=1e-10)
 
 
+@random_cases
 @given(ragged())
 def test_tokens_between_turns_change_nothing(batch: Ragged) -> None:
     at = batch.mask.shape[1] // 2
@@ -46,6 +48,7 @@ def test_tokens_between_turns_change_nothing(batch: Ragged) -> None:
     np.testing.assert_array_equal(np.delete(wide.returns, at, axis=1), plain.returns)
 
 
+@random_cases
 @given(ragged())
 def test_with_trace_decay_1_and_no_discount_the_return_is_what_is_still_to_come(batch: Ragged) -> None:
     got = gae(batch.inputs, batch.values, discount=1.0, trace_decay=1.0)
@@ -54,6 +57,7 @@ def test_with_trace_decay_1_and_no_discount_the_return_is_what_is_still_to_come(
     np.testing.assert_allclose(got.returns, expected, rtol=1e-9, atol=1e-9)
 
 
+@random_cases
 @given(ragged())
 def test_whitening_is_over_trained_tokens_and_leaves_returns_alone(batch: Ragged) -> None:
     plain = gae(batch.inputs, batch.values, discount=1.0, trace_decay=0.9)

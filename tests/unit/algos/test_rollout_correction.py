@@ -11,7 +11,7 @@ from hypothesis import given
 from hybridrl.algos.overlong import overlong_penalties
 from hybridrl.algos.rollout_correction import Correction, correct_rollouts
 from hybridrl.config.schema import CorrectionLevel, CorrectionMethod, OverlongConfig, RolloutCorrectionConfig
-from tests.unit.algos.ragged import Ragged, ragged
+from tests.unit.algos.ragged import Ragged, ragged, random_cases
 
 LOW, HIGH = 0.6, 1.7
 
@@ -52,6 +52,7 @@ def _reference(gaps: np.ndarray, mask: np.ndarray, config: RolloutCorrectionConf
 
 @pytest.mark.parametrize("method", CorrectionMethod)
 @pytest.mark.parametrize("level", CorrectionLevel)
+@random_cases
 @given(batch=ragged())
 def test_weights_and_counts_equal_the_reference(
     method: CorrectionMethod, level: CorrectionLevel, batch: Ragged
