@@ -118,7 +118,7 @@ def test_no_layout_and_no_micro_batch_size_changes_a_policy_loss_or_its_gradient
         assert other.loss == pytest.approx(one.loss, rel=1e-5), loss.kind
         assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-5), loss.kind
         assert (other.clip_fraction, other.num_tokens) == (one.clip_fraction, one.num_tokens), loss.kind
-    assert len({round(one.grad_norm, 6) for one in together}) == len(losses) - 1  # nothing reaches the bound of dual clip
+    assert len({one.grad_norm for one in together}) == len(losses)
 
 
 POLICY = PolicyLossConfig(clip_low=0.2, clip_high=0.28)
