@@ -23,7 +23,7 @@ BYPASS = A + "rollout_correction.old_policy=bypass"
             "reinforce_pp_baseline: it needs a critic, which is not a role yet; choose another",
         ),
         (("advantage.estimator=remax",), "it needs a greedy sample of each prompt, which rollouts do not draw"),
-        (("advantage.estimator=grop",), "algorithm.advantage.estimator: got grop, expected one of grpo, dr_grpo, "),
+        (("advantage.estimator=grp",), "algorithm.advantage.estimator: got grp, expected one of grpo, dr_grpo, "),
         (
             ("samples_per_prompt=1", "prompts_per_step=8"),
             "algorithm.samples_per_prompt: got 1, expected at least 2, since algorithm.advantage.estimator is grpo, which "
