@@ -58,7 +58,7 @@ def step_metrics(outcome: StepOutcome, step_s: float) -> dict[str, Metric]:
         "lag/mean": float(lags.mean()),
         "lag/max": int(lags.max()),
         "actor/entropy": _entropy(outcome),
-        **outcome.mismatch.metrics(),
+        **(outcome.mismatch.metrics() if outcome.old is not None else {}),
         **_update_metrics(outcome.updates),
         **outcome.sync.metrics(),
         "time_s/step": step_s,

@@ -228,3 +228,4 @@ def test_bypass_takes_the_samplers_log_probs_and_runs_no_pass_for_old_ones() -> 
     assert not any(entry.startswith("old_logprobs") for entry in world.diary)
     assert (world.last_batch.old_logprobs == world.last_batch.rollout_logprobs).all()
     assert recorder.steps[0][1]["actor/entropy"] == 0.5
+    assert "logprob/rollout_vs_old_abs_max" not in recorder.steps[0][1]
