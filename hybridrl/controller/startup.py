@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridrl.algos.policy_loss import PolicyLossConfig
 from hybridrl.config.schema import ExperimentConfig, ModelInit
 from hybridrl.controller.connection import Connector
 from hybridrl.controller.probe import make_probe
@@ -154,17 +153,16 @@ def _actor(
         precision=config.model.precision,
         platform=config.platform,
         seed=config.seed,
-        has_reference=algorithm.kl_coef > 0,
+        has_reference=algorithm.needs_reference,
         num_optimizer_steps=num_updates,
         timeout_s=inner_s(config.trainer.train_timeout_s),
     )
-    loss = PolicyLossConfig(algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef, algorithm.entropy_coef)
     return MegatronGroup(
         pools[placed.actor[0].pool],
         placed.actor,
         sizes,
         launch,
         temperature=config.rollout.temperature,
-        loss=loss,
+        loss=algorithm.policy_loss,
         timeouts=config.trainer,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridrl.config.schema import TrainerConfig
+from hybridrl.config.schema import PolicyLossConfig, TrainerConfig
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
 from hybridrl.layout.parallel import ParallelSizes
 from hybridrl.layout.shard import ShardMap
@@ -28,7 +28,6 @@ from hybridrl.roles.placement import Slot
 from hybridrl.roles.resources import ResourcePool
 
 if TYPE_CHECKING:
-    from hybridrl.algos.policy_loss import PolicyLossConfig
     from hybridrl.engines.megatron.results import UpdateMetrics
     from hybridrl.reshard.executor import TransferReport
     from hybridrl.reshard.plan import Plan

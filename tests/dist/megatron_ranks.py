@@ -215,6 +215,15 @@ def updates(
         ]
 
 
+def updates_with_losses(
+    rank: int, init_method: str, setup: Setup, batch: PolicyBatch, losses: list[PolicyLossConfig]
+) -> list[UpdateMetrics | None]:
+    """Update once per loss, all on the same batch."""
+    with engine(rank, init_method, setup) as built:
+        mine = batch.select(rows_of_rank(batch.sequences.num_samples, rank, setup.parallel))
+        return [built.update(mine, loss, 1.0) for loss in losses]
+
+
 def supervised_updates(
     rank: int, init_method: str, setup: Setup, batch: SequenceBatch, weights: np.ndarray, num_steps: int
 ) -> list[UpdateMetrics | None]:

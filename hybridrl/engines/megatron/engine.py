@@ -146,7 +146,7 @@ class MegatronEngine:
     def update(
         self, batch: PolicyBatch, loss: PolicyLossConfig, temperature: float, want_logprobs: bool = False
     ) -> UpdateMetrics | None:
-        """Take one optimizer step on the clipped policy loss. Collective over the role.
+        """Take one optimizer step on the policy loss. Collective over the role.
 
         The loss is the sum, over the rows of all data-parallel ranks, of loss_weights times the token loss.
 
@@ -154,10 +154,13 @@ class MegatronEngine:
             EngineError: When the model is frozen, the batch lacks reference log-probs that the KL term needs, or
                 loss_weights are set outside loss_mask.
         """
+        rows = np.arange(len(batch.loss_mask), dtype=np.float32)
         values = {
             "old_logprobs": batch.old_logprobs,
             "advantages": batch.advantages,
             "loss_weights": batch.loss_weights,
+            # The number of its row, at each token: losses over whole sequences group by it.
+            "segments": np.broadcast_to(rows[:, None], batch.loss_mask.shape),
         }
         if batch.ref_logprobs is not None:
             values["ref_logprobs"] = batch.ref_logprobs
