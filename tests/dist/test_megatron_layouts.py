@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hybridrl.config.schema import ParallelConfig
+from hybridrl.config.schema import MicroBatchConfig, ParallelConfig
 from hybridrl.layout.families import model_spec
 from tests.dist import megatron_ranks as ranks
 from tests.dist.gloo import run_ranks
@@ -46,7 +46,7 @@ def name(layout) -> str:
 def outcome(model: str, parallel: ParallelConfig, micro_batch: int):
     spec = model_spec(MODELS[model])
     setup = ranks.Setup(
-        MODELS[model], ranks.random_weights(spec), parallel, ranks.SHOW_GRADIENT, micro_batch_samples=micro_batch
+        MODELS[model], ranks.random_weights(spec), parallel, ranks.SHOW_GRADIENT, micro_batch=MicroBatchConfig(tokens=13 * micro_batch)
     )
     batch = ranks.ragged_batch(NUM_ROWS, spec.vocab_size)
     world_size = parallel.tp_size * parallel.pp_size * parallel.dp_size
