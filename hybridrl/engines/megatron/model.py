@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from megatron.core import tensor_parallel
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hybridrl.engines.megatron.cpu import cuda_tensor_methods
@@ -54,7 +55,20 @@ def _build_chunk(
             pg_collection=groups.collection,
             vp_stage=vp_stage,
         )
+    _mark_experts(model)
     return model.to(groups.device)
+
+
+def _mark_experts(model: GPTModel) -> None:
+    """Have the gradients of experts summed over the ranks that hold the same experts.
+
+    Megatron-core does so with ep above 1 only; else it takes the data-parallel ranks for them, which is wrong when etp
+    differs from tp.
+    """
+    for module in model.modules():
+        if isinstance(module, MoELayer):
+            for parameter in module.experts.parameters():
+                parameter.allreduce = False
 
 
 def named_tensors(chunks: list[GPTModel]) -> dict[str, torch.Tensor]:

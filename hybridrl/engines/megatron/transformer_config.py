@@ -124,6 +124,9 @@ def _pipeline_fields(parallel: ParallelConfig) -> dict[str, object]:
         "pipeline_model_parallel_layout": parallel.pipeline_layout,
         # Packed micro-batches differ in their number of tokens.
         "variable_seq_lengths": True,
+        # With two stages a rank's neighbours are the same rank; only these point-to-point calls tell directions apart.
+        "overlap_p2p_comm": parallel.vpp_size > 1,
+        "batch_p2p_comm": parallel.vpp_size == 1,
     }
 
 

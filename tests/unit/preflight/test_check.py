@@ -39,8 +39,8 @@ def test_the_summary_shows_the_arithmetic(tmp_path: Path) -> None:
         "  model    qwen3_moe, 4 layers, 66,912 parameters",
         "  actor    4 rank(s): tp 2 x pp 2 x cp 1 x dp 1, experts ep 2 x etp 1",
         "  rollout  1 vLLM replica(s), tp 1",
-        "  batch    4 prompts x 8 samples = 32 samples per step; 1 optimizer step(s) of 32; "
-        "32 on each of 1 data-parallel rank(s), in 4 micro-batch(es) of 8",
+        "  batch    4 prompts x 8 samples = 32 samples per step; 1 optimizer step(s) of 32, "
+        "shared by 1 data-parallel rank(s) in micro-batches of at most 1024 tokens",
     ]
 
 
@@ -401,8 +401,8 @@ def test_no_evaluation_file_is_needed_without_evaluation(tmp_path: Path) -> None
         (("trainer.num_steps=7",), "trainer.num_steps: got a value, expected none: it is not read by hybridrl sft"),
         (("model.init=pretrained",), None),
         (
-            ("actor.parallel.dp_size=3",),
-            "actor.parallel.dp_size: got 3, expected a divisor of 128 samples per optimizer",
+            ("actor.parallel.dp_size=129",),
+            "actor.parallel.dp_size: got 129, expected at most the 128 samples per optimizer step",
         ),
         (("trainer.train_timeout_s=7",), None),
         (
