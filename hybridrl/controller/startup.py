@@ -12,6 +12,8 @@ from hybridrl.algos.policy_loss import PolicyLossConfig
 from hybridrl.config.schema import ExperimentConfig, ModelInit, TransportName, WeightSyncConfig
 from hybridrl.controller.weight_sync import WeightSyncer
 from hybridrl.errors import EngineError
+from hybridrl.layout.cost import sequence_cost
+from hybridrl.layout.families import read_model_spec
 from hybridrl.layout.parallel import ParallelSizes, parallel_sizes
 from hybridrl.layout.shard import ShardMap
 from hybridrl.reshard.planner import build_plan, lower_bound_bytes
@@ -175,5 +177,6 @@ def _actor(
         launch,
         temperature=config.rollout.temperature,
         loss=loss,
+        cost=sequence_cost(read_model_spec(launch.folder)),
         timeouts=config.trainer,
     )
