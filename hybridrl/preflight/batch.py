@@ -75,8 +75,8 @@ def check_tokens(report: Report, config: ExperimentConfig) -> None:
     longest = -(-rollout.max_model_tokens // multiple) * multiple
     if budget < longest:
         expected = f"at least {longest}, the longest sample (rollout.max_model_tokens) as a multiple of {multiple}"
-        related = ("rollout.max_model_tokens", "actor.parallel")
-        report.add("actor.micro_batch.tokens", budget, expected, "raise it", related=related)
+        causes = ("rollout.max_model_tokens", "actor.parallel")
+        report.add("actor.micro_batch.tokens", budget, expected, "raise it", related=causes)
 
 
 def _choose(total: int) -> str:

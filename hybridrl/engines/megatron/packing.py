@@ -47,7 +47,7 @@ class Bucket:
 
 
 @dataclass
-class PackedSequences(PackedSeqParams):  # type: ignore[misc]
+class PackedSequences(PackedSeqParams):
     """Megatron's description of packed sequences, and what our own attention derives from it.
 
     Attributes:
