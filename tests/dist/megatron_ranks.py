@@ -60,6 +60,7 @@ class Setup:
     precision: Precision = Precision.FLOAT32
     micro_batch: MicroBatchConfig = field(default_factory=lambda: MicroBatchConfig(tokens=40))
     recompute: Recompute = Recompute.NONE
+    replays_routing: bool = False
     vocab_divisor: int = 1
     num_optimizer_steps: int = 0
 
@@ -80,6 +81,7 @@ def build(
         num_optimizer_steps=setup.num_optimizer_steps,
         vocab_divisor=setup.vocab_divisor,
         recompute=setup.recompute,
+        replays_routing=setup.replays_routing,
     )
     copy_in(built.shard_map(place(groups.rank)), setup.weights, built.tensors())
     built.parameters_changed()
