@@ -137,6 +137,14 @@ class CorrectionLevel(enum.Enum):
     GEOMETRIC = "geometric"
 
 
+class Recompute(enum.Enum):
+    """Activations that are dropped after the forward pass."""
+
+    NONE = "none"
+    SELECTIVE = "selective"  # core attention
+    FULL = "full"  # all but the input of each layer
+
+
 @dataclass
 class ModelConfig:
     """The policy's checkpoint."""
@@ -154,9 +162,20 @@ class ParallelConfig:
     pp_size: int = setting(1, "Pipeline-parallel degree", at_least=1)
     ep_size: int = setting(1, "Expert-parallel degree", at_least=1)
     etp_size: int = setting(1, "Tensor-parallel degree inside each expert", at_least=1)
-    cp_size: int = setting(1, "Context-parallel degree; only 1 is supported", at_least=1)
+    cp_size: int = setting(1, "Context-parallel degree: ranks that share the tokens of each sequence", at_least=1)
     dp_size: int = setting(1, "Data-parallel degree of dense layers", at_least=1)
     sequence_parallel: bool = setting(True, "Shard norms and residuals along the sequence when tp_size > 1")
+    vpp_size: int = setting(1, "Model chunks per pipeline rank; above 1 the schedule is interleaved", at_least=1)
+    num_layers_in_first_pipeline_stage: int | None = setting(
+        None, "Layers of the first pipeline rank, over all its chunks; null shares evenly", at_least=1
+    )
+    num_layers_in_last_pipeline_stage: int | None = setting(
+        None, "Layers of the last pipeline rank, over all its chunks; null shares evenly", at_least=1
+    )
+    pipeline_layout: str | None = setting(
+        None,
+        "Explicit stages in Megatron-core's letters, e.g. Et*3|(tt|)*2tL: E embedding, t layer, L loss; null shares evenly",
+    )
 
 
 @dataclass
@@ -175,12 +194,25 @@ class OptimizerConfig:
 
 
 @dataclass
+class MicroBatchConfig:
+    """How the samples of a data-parallel rank become forward passes."""
+
+    tokens: int = setting(
+        8192,
+        "Tokens per micro-batch of each data-parallel rank, over its cp ranks together, at most; samples are packed into it",
+        at_least=1,
+    )
+    is_packed: bool = setting(True, "false pads every sample to the longest instead, for comparison")
+
+
+@dataclass
 class ActorConfig:
     """The Megatron role that is trained."""
 
     parallel: ParallelConfig = setting(ParallelConfig, "Parallel degrees")
     optimizer: OptimizerConfig = setting(OptimizerConfig, "Optimizer")
-    micro_batch_samples_per_rank: int = setting(1, "Samples per micro-batch on each data-parallel rank", at_least=1)
+    micro_batch: MicroBatchConfig = setting(MicroBatchConfig, "Packing")
+    recompute: Recompute = setting(Recompute.NONE, "Activations that the backward pass computes again")
     threads_per_rank: int = setting(1, "CPU threads per rank (cpu platform)", at_least=1)
 
 

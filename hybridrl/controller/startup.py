@@ -12,6 +12,8 @@ from hybridrl.config.schema import ExperimentConfig, ModelInit
 from hybridrl.controller.connection import Connector
 from hybridrl.controller.probe import make_probe
 from hybridrl.controller.weight_sync import WeightSyncer
+from hybridrl.layout.cost import sequence_cost
+from hybridrl.layout.families import read_model_spec
 from hybridrl.layout.parallel import ParallelSizes, parallel_sizes
 from hybridrl.layout.shard import ShardMap
 from hybridrl.reshard.transports import remove_leftovers
@@ -164,5 +166,6 @@ def _actor(
         launch,
         temperature=config.rollout.temperature,
         loss=algorithm.policy_loss,
+        cost=sequence_cost(read_model_spec(launch.folder)),
         timeouts=config.trainer,
     )

@@ -24,8 +24,6 @@ def check_modes(report: Report, config: ExperimentConfig, command: Command) -> N
 
 def _check_parallel(report: Report, config: ExperimentConfig) -> None:
     parallel = config.actor.parallel
-    if parallel.cp_size > 1:
-        report.add("actor.parallel.cp_size", parallel.cp_size, "1: context parallelism is not supported", "set it to 1")
     ranks = parallel.tp_size * parallel.cp_size * parallel.dp_size
     expert_ranks = parallel.ep_size * parallel.etp_size
     if ranks % expert_ranks:

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hybridrl.config.schema import PolicyLossConfig, TrainerConfig
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
+from hybridrl.layout.cost import SequenceCost
 from hybridrl.layout.parallel import ParallelSizes
 from hybridrl.layout.shard import ShardMap
 from hybridrl.roles.deadline import inner_s
@@ -53,6 +57,7 @@ class MegatronGroup:
     Args:
         temperature: Divides the logits, as in sampling.
         loss: Policy loss of every update.
+        cost: Of sequences, for balancing data-parallel ranks.
         timeouts: Bounds on start, log-prob passes and updates.
     """
 
@@ -65,6 +70,7 @@ class MegatronGroup:
         *,
         temperature: float,
         loss: PolicyLossConfig,
+        cost: SequenceCost,
         timeouts: TrainerConfig,
     ) -> None:
         actors = [pool.start_actor(MegatronWorker, slot, rank, launch) for rank, slot in enumerate(slots)]
@@ -72,6 +78,7 @@ class MegatronGroup:
         self._dp_size = sizes.dp
         self._temperature = temperature
         self._loss = loss
+        self._cost = cost
         self._timeouts = timeouts
 
     @property
@@ -102,13 +109,13 @@ class MegatronGroup:
 
     def update(self, batch: PolicyBatch) -> Future[UpdateMetrics]:
         """Take one optimizer step on the policy loss."""
-        rows = rows_of_dp_ranks(batch.sequences.num_samples, self._dp_size)
+        rows = self._rows(batch.sequences)
         arguments = [(batch.select(part), self._loss, self._temperature) for part in rows]
         return self._train_step("update", scatter_dp(arguments))
 
     def update_supervised(self, batch: SequenceBatch, loss_weights: Floats) -> Future[UpdateMetrics]:
         """Take one optimizer step on the weighted negative log-likelihood."""
-        rows = rows_of_dp_ranks(batch.num_samples, self._dp_size)
+        rows = self._rows(batch)
         return self._train_step(
             "update_supervised", scatter_dp([(batch.select(part), loss_weights[part]) for part in rows])
         )
@@ -140,8 +147,11 @@ class MegatronGroup:
         """End all ranks."""
         self._group.kill()
 
+    def _rows(self, batch: SequenceBatch) -> list[NDArray[np.int64]]:
+        return rows_of_dp_ranks(self._cost(batch.lengths), self._dp_size)
+
     def _logprobs(self, method: str, batch: SequenceBatch) -> Future[TokenLogprobs]:
-        rows = rows_of_dp_ranks(batch.num_samples, self._dp_size)
+        rows = self._rows(batch)
 
         def combine(values: list[Any]) -> TokenLogprobs:
             parts = from_reporting_ranks(values, self._group.dp_ranks)

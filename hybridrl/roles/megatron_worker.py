@@ -146,10 +146,11 @@ class MegatronWorker:
             launch.precision,
             launch.platform,
             launch.actor.optimizer if is_trained else None,
-            launch.actor.micro_batch_samples_per_rank,
+            launch.actor.micro_batch,
             launch.seed,
             groups,
             launch.num_optimizer_steps,
+            recompute=launch.actor.recompute,
         )
         if launch.is_pretrained:
             engine.load_checkpoint(launch.folder)
