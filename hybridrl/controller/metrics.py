@@ -1,4 +1,4 @@
-"""The numbers of one step, by the names under which they are written, and the check of log-probs between engines."""
+"""The numbers of one step, by the names under which they are written."""
 
 from __future__ import annotations
 
@@ -10,22 +10,13 @@ import numpy as np
 
 from hybridrl.algos.advantages import Advantages
 from hybridrl.controller.batches import ScoredBatch
-from hybridrl.data.batch import Floats
-from hybridrl.errors import EngineError
+from hybridrl.controller.mismatch import Mismatch
 from hybridrl.observability.records import Metric
 
 if TYPE_CHECKING:
     from hybridrl.controller.weight_sync import SyncReport
     from hybridrl.engines.megatron.results import UpdateMetrics
     from hybridrl.roles.megatron_group import TokenLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class LogprobGap:
-    """|rollout_logprobs - old_logprobs| over the tokens that the policy produced; 0 when there are none."""
-
-    abs_max: float
-    abs_mean: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +33,11 @@ class StepOutcome:
     version: int
     batch: ScoredBatch
     old: TokenLogprobs
-    gap: LogprobGap
+    mismatch: Mismatch
     advantages: Advantages
     updates: Sequence[UpdateMetrics]
     sync: SyncReport
     num_dropped: int
-
-
-def check_logprob_gap(batch: ScoredBatch, old_logprobs: Floats, version: int, max_gap: float | None) -> LogprobGap:
-    """Measure how far the sampler's log-probs lie from the trainer's.
-
-    The threshold holds for tokens that `version` itself sampled: on those the two engines compute the same number, while
-    older tokens differ by what was learnt since.
-
-    Raises:
-        EngineError: When a log-prob is not finite or the threshold is passed; names the sample and the token.
-    """
-    gaps = np.abs(batch.rollout_logprobs.astype(np.float64) - old_logprobs)
-    gaps[~batch.loss_mask] = 0.0
-    if not np.isfinite(gaps).all():
-        raise EngineError(_describe("is not finite", batch, old_logprobs, ~np.isfinite(gaps)))
-    on_policy = np.where(batch.policy_versions == version, gaps, 0.0)
-    if max_gap is not None and on_policy.max(initial=0.0) > max_gap:
-        what = f"is {on_policy.max():.3g}, expected at most {max_gap:g} (trainer.max_logprob_gap)"
-        raise EngineError(_describe(what, batch, old_logprobs, on_policy == on_policy.max()))
-    return LogprobGap(float(gaps.max(initial=0.0)), float(gaps.sum() / max(1, batch.num_response_tokens)))
 
 
 def step_metrics(outcome: StepOutcome, step_s: float) -> dict[str, Metric]:
@@ -90,8 +61,7 @@ def step_metrics(outcome: StepOutcome, step_s: float) -> dict[str, Metric]:
         "lag/mean": float(lags.mean()),
         "lag/max": int(lags.max()),
         "actor/entropy": float(outcome.old.entropies[batch.loss_mask].sum() / num_tokens),
-        "logprob/rollout_vs_old_abs_max": outcome.gap.abs_max,
-        "logprob/rollout_vs_old_abs_mean": outcome.gap.abs_mean,
+        **outcome.mismatch.metrics(),
         **_update_metrics(outcome.updates),
         **outcome.sync.metrics(),
         "time_s/step": step_s,
@@ -113,14 +83,3 @@ def _update_metrics(updates: Sequence[UpdateMetrics]) -> dict[str, Metric]:
         key: float(np.mean([getattr(update, attribute) for update in updates])) for key, attribute in names.items()
     }
     return means | {"actor/skipped_updates": updates[-1].num_skipped}
-
-
-def _describe(what: str, batch: ScoredBatch, old_logprobs: Floats, where: np.ndarray) -> str:
-    row, token = (int(index) for index in np.argwhere(where)[0])
-    sample = batch.samples[row]
-    return (
-        f"log-prob difference of prompt {sample.prompt.prompt_id} sample {sample.sample_index}, token {token} "
-        f"(id {int(batch.sequences.token_ids[row, token])}, sampled by version {int(batch.policy_versions[row, token])}) {what}: "
-        f"sampler {float(batch.rollout_logprobs[row, token]):.6g}, trainer {float(old_logprobs[row, token]):.6g}. "
-        "The two engines hold different weights or compute different models"
-    )

@@ -25,7 +25,8 @@ from hybridrl.config.schema import AlgorithmConfig, TrainerConfig
 from hybridrl.controller.batches import ScoredBatch, mini_batches, policy_batch, rollout_records, score_batch
 from hybridrl.controller.evaluation import EvaluationSchedule, Evaluator
 from hybridrl.controller.interfaces import ActorGroup, PromptStream, Recorder, RolloutGroup, Scorer, WeightSync
-from hybridrl.controller.metrics import StepOutcome, check_logprob_gap, step_metrics
+from hybridrl.controller.metrics import StepOutcome, step_metrics
+from hybridrl.controller.mismatch import check_mismatch
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError
 from hybridrl.roles.future import Future, wait_all, wait_for
@@ -103,7 +104,7 @@ class Trainer:
             batch = self._scored(samples, step)
         with phase("old_logprobs"):
             old = wait_for(self._actor.logprobs(batch.sequences), beside=self._in_flight)
-            gap = check_logprob_gap(batch, old.logprobs, version, self._config.max_logprob_gap)
+            mismatch = check_mismatch(batch, old.logprobs, version, self._config.max_logprob_gap)
         ref_logprobs = None
         if self._algorithm.kl_coef > 0:
             with phase("ref_logprobs"):
@@ -121,7 +122,7 @@ class Trainer:
         with phase("weight_sync"):
             sync = self._weight_sync.sync(version + 1)
         outcome = StepOutcome(
-            step, version, batch, old, gap, advantages, updates, sync, len(samples) - len(batch.samples)
+            step, version, batch, old, mismatch, advantages, updates, sync, len(samples) - len(batch.samples)
         )
         metrics = step_metrics(outcome, time.perf_counter() - started)
         if self._schedule.is_due_after(step):

@@ -100,7 +100,7 @@ class WeightSyncer:
         wait_for(self._rollout.resume(timeout_s))
         return SyncReport(
             is_verified=self._config.verify,
-            wire_bytes=sum(report.wire_bytes for report in sent),
+            wire_bytes=sum(report.wire_bytes for report in received),
             lower_bound_bytes=self._lower_bound_bytes,
             num_retries=num_retries,
             seconds=time.perf_counter() - started,

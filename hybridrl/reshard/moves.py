@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import overload
 
 import numpy as np
@@ -73,6 +74,16 @@ class RegionTable:
     offset: IntArray
     strides: IntArray
     dtype: IntArray
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[RegionTable]) -> RegionTable:
+        """Return the regions of all parts, in order."""
+        first = np.cumsum([0, *(len(part.names) for part in parts)])
+        return cls(
+            tuple(chain.from_iterable(part.names for part in parts)),
+            np.concatenate([part.local + at for part, at in zip(parts, first[:-1], strict=True)]),
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in ("offset", "strides", "dtype")),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +162,26 @@ class MoveTable(Sequence[Move]):
         used = np.unique(self.boxes.tensor).tolist()
         shapes, ndims = self.shapes.tolist(), self.ndims.tolist()
         return {self.names[i]: CanonicalTensor(self.names[i], tuple(shapes[i][: ndims[i]])) for i in used}
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[MoveTable]) -> MoveTable:
+        """Return the moves of all parts, in order; they speak of the same canonical tensors."""
+        names = ("source", "destination", "chunk", "is_wire")
+        source, destination, chunk, is_wire = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in names
+        )
+        return cls(
+            parts[0].names,
+            parts[0].shapes,
+            parts[0].ndims,
+            Boxes.concatenate([part.boxes for part in parts]),
+            source,
+            destination,
+            chunk,
+            is_wire,
+            RegionTable.concatenate([part.read for part in parts]),
+            RegionTable.concatenate([part.write for part in parts]),
+        )
 
     def take(self, rows: IntArray | NDArray[np.bool_]) -> MoveTable:
         """Return the moves of some rows, in that order."""

@@ -76,7 +76,8 @@ def test_every_promised_metric_is_recorded_at_every_step() -> None:
     _trainer(world, recorder).run()
     expected = {
         "policy_version", "reward/mean", "response_tokens/mean", "actor/loss", "actor/grad_norm", "actor/entropy",
-        "logprob/rollout_vs_old_abs_max", "logprob/rollout_vs_old_abs_mean", "weight_sync/wire_bytes",
+        "logprob/rollout_vs_old_abs_max", "logprob/rollout_vs_old_abs_mean", "logprob/rollout_vs_old_kl_k3",
+        "logprob/rollout_vs_old_pearson", "logprob/rollout_vs_old_large_share", "weight_sync/wire_bytes",
         "weight_sync/lower_bound_bytes", "weight_sync/verified", "weight_sync/seconds", "weight_sync/checksum_seconds",
         "throughput/tokens_per_s", "lag/mean", "lag/max", "groups/zero_advantage",
     }  # fmt: skip
