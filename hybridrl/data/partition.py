@@ -21,19 +21,20 @@ Items = NDArray[np.int64]
 def balanced_parts(costs: Sequence[float] | NDArray[np.float64], num_parts: int) -> list[Items]:
     """Return the items of each part in ascending order, parts from dear to cheap; parts are empty when items run out.
 
-    Worked example: costs 8, 7, 6, 5, 4 in 2 parts give items 0, 3, ... as the sums come closest: 16 and 14.
+    Worked example: costs 8, 7, 6, 5 and 4 in 2 parts. 8 - 7 and 6 - 5 leave differences of 1 and 1, 4 - 1 leaves 3, and 3 - 1
+    leaves 2: the parts cost 16 and 14.
 
     Args:
         costs: [num_items]; not negative.
         num_parts: At least 1.
     """
-    empty: list[tuple[float, list[int]]] = [(0.0, []) for _ in range(num_parts)]
     if not len(costs):
         return [np.zeros(0, dtype=np.int64) for _ in range(num_parts)]
-    # Heap of (-spread, first item, parts from dear to cheap); the first item makes the order total.
-    heap = [(-float(cost), item, [(float(cost), [item]), *empty[1:]]) for item, cost in enumerate(costs)]
     if num_parts == 1:
         return [np.arange(len(costs))]
+    empty: list[tuple[float, list[int]]] = [(0.0, [])] * num_parts
+    # Heap of (-spread, first item, parts from dear to cheap); the first item makes the order total.
+    heap = [(-float(cost), item, [(float(cost), [item]), *empty[1:]]) for item, cost in enumerate(costs)]
     heapq.heapify(heap)
     while len(heap) > 1:
         _, first, one = heapq.heappop(heap)

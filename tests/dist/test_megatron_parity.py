@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from hybridrl.config.schema import ParallelConfig, Precision
+from hybridrl.config.schema import MicroBatchConfig, ParallelConfig, Precision
 from hybridrl.data.batch import SequenceBatch
 from hybridrl.layout.families import model_spec
 from tests.dist import megatron_ranks as ranks

@@ -39,11 +39,6 @@ class ProcessGroups:
     device: torch.device
 
     @property
-    def is_first_stage(self) -> bool:
-        """Whether this rank embeds tokens."""
-        return self.at.pp == 0
-
-    @property
     def is_last_stage(self) -> bool:
         """Whether this rank computes logits and losses."""
         return self.at.pp == self.sizes.pp - 1
