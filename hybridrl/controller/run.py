@@ -46,10 +46,9 @@ def train(config: ExperimentConfig) -> int:
     def run(recorder: RunRecorder) -> str:
         for note in dataset.notes:
             recorder.status(note)
-        max_tokens = config.rollout.max_response_tokens
         with (
-            contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts, max_tokens)) as scorer,
-            start_roles(config, recorder.run_dir) as roles,
+            contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts)) as scorer,
+            start_roles(config, recorder.run_dir, dataset.train.first.token_ids) as roles,
         ):
             trainer = Trainer(
                 config.trainer,

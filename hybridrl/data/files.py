@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridrl.config.schema import DataConfig
+from hybridrl.config.user_function import FunctionReference, find_reference, load_function
 from hybridrl.data.prompts import AGENT_NAME, DATA_SOURCE, EXTRA_INFO, PromptFile, read_prompts
 from hybridrl.data.sample import Prompt
 from hybridrl.data.sources.mixture import GeneratorSpec, WeightedSource, read_mixture
@@ -21,7 +22,6 @@ from hybridrl.data.sources.reasoning_gym import generate_rows
 from hybridrl.data.sources.rows import read_rows
 from hybridrl.data.stream import MIX_BLOCK, Mixed, Order, Shuffle, Source, apportion
 from hybridrl.data.tokenizer import Tokenizer
-from hybridrl.data.user_function import FunctionReference, find_user_function, load_function
 from hybridrl.errors import DataError
 
 CURRICULUM_SIGNATURE = ("prompts: Sequence[Prompt]", "epoch: int")
@@ -83,7 +83,7 @@ def curriculum(config: DataConfig, prompts: Sequence[Prompt]) -> Order | None:
     """
     if config.curriculum is None:
         return None
-    reference = find_user_function(config.curriculum, CURRICULUM_SIGNATURE)
+    reference = find_reference(config.curriculum, CURRICULUM_SIGNATURE)
     function = load_function(reference)
     return lambda epoch: _permutation(function(prompts, epoch), len(prompts), reference, epoch)
 

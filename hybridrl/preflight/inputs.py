@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from hybridrl.config.schema import ExperimentConfig, TaskName
+from hybridrl.config.user_function import find_reference
 from hybridrl.data.files import CURRICULUM_SIGNATURE
 from hybridrl.data.tasks import generated_task
 from hybridrl.data.tasks.task import max_held_out
-from hybridrl.data.user_function import find_user_function
 from hybridrl.errors import ConfigError
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
@@ -73,7 +73,7 @@ def _check_curriculum(report: Report, reference: str | None) -> None:
     if reference is None:
         return
     try:
-        find_user_function(reference, CURRICULUM_SIGNATURE)
+        find_reference(reference, CURRICULUM_SIGNATURE)
     except ConfigError as e:
         report.add_error("data.curriculum", e)
 

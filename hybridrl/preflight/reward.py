@@ -34,11 +34,6 @@ def check_reward(report: Report, config: ExperimentConfig) -> None:
         if _weights(reward)[key] > 0 and importlib.util.find_spec(package) is None:
             expected = f"0, since the package {package} is not installed"
             report.add(key, _weights(reward)[key], expected, "install it, see docs/rewards.md")
-    buffer, limit = reward.overlong_buffer_tokens, config.rollout.max_response_tokens
-    if buffer > limit:
-        expected = f"at most rollout.max_response_tokens {limit}"
-        related = ("rollout.max_response_tokens",)
-        report.add("reward.overlong_buffer_tokens", buffer, expected, "lower it", related=related)
 
 
 def unread_of_reward(reward: RewardConfig) -> Iterator[tuple[str, str]]:
@@ -52,8 +47,6 @@ def unread_of_reward(reward: RewardConfig) -> Iterator[tuple[str, str]]:
             yield f"reward.{section}", f"when reward.{section}.weight is 0"
     if reward.function is None:
         yield "reward.function_weight", "when reward.function is null"
-    if reward.overlong_buffer_tokens == 0:
-        yield "reward.overlong_penalty", "when reward.overlong_buffer_tokens is 0"
 
 
 def _weights(reward: RewardConfig) -> dict[str, float]:

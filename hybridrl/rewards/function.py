@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hybridrl.data.user_function import FunctionReference, find_user_function
+from hybridrl.config.user_function import FunctionReference, find_reference
 
 RewardFunction = Callable[[str, str], float]
 
@@ -15,4 +15,4 @@ def find_function(reference: str) -> FunctionReference:
     Raises:
         ConfigError: When there is no such function of two positional arguments.
     """
-    return find_user_function(reference, ("response: str", "answer: str"))
+    return find_reference(reference, ("response: str", "answer: str"))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybridrl.config.schema import RewardConfig
-from hybridrl.data.user_function import load_function
+from hybridrl.config.user_function import load_function
 from hybridrl.rewards.answers import exact_reward, math_reward, reasoning_gym_reward
 from hybridrl.rewards.code import make_code_reward
 from hybridrl.rewards.function import find_function

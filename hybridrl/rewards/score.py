@@ -1,6 +1,6 @@
 """Scores finished samples: rewards of generated tasks here, all others in processes of their own, in bounded time.
 
-    reward = sum of weight * part over the parts that are on (``parts.py``, in ``worker.py``) + length penalty (here)
+    reward = sum of weight * part over the parts that are on (``parts.py``, in ``worker.py``)
 
 A sample whose scoring fails is never given a reward: it is dropped and counted, or it fails the run.
 """
@@ -17,7 +17,6 @@ from hybridrl.config.schema import RewardConfig, RewardFailure, TaskName
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError
 from hybridrl.rewards.function import RewardFunction, find_function
-from hybridrl.rewards.length import overlong_penalty
 from hybridrl.rewards.process import ScoringProcess
 from hybridrl.rewards.request import score_request
 from hybridrl.rewards.result import FailureKind, RewardResult, Score, ScoringFailure, collect_scores
@@ -40,14 +39,11 @@ class Scorer(Protocol):
         ...
 
 
-def make_scorer(
-    config: RewardConfig, task: TaskName, stop_texts: Sequence[str] = (), max_response_tokens: int = 0
-) -> Scorer:
+def make_scorer(config: RewardConfig, task: TaskName, stop_texts: Sequence[str] = ()) -> Scorer:
     """Return the scorer of a run.
 
     Args:
         stop_texts: The tokenizer's stop tokens as a response shows them.
-        max_response_tokens: ``rollout.max_response_tokens``, for the length penalty.
 
     Raises:
         ConfigError: When the reward function is not there.
@@ -58,7 +54,7 @@ def make_scorer(
         return BuiltInScorer(built_in)
     if config.function is not None:
         find_function(config.function)
-    return ProcessScorer(config, stop_texts, max_response_tokens)
+    return ProcessScorer(config, stop_texts)
 
 
 class BuiltInScorer:
@@ -79,10 +75,9 @@ class BuiltInScorer:
 class ProcessScorer:
     """Scores in processes that are replaced when they hang or crash; see :class:`Scorer`."""
 
-    def __init__(self, config: RewardConfig, stop_texts: Sequence[str], max_response_tokens: int) -> None:
+    def __init__(self, config: RewardConfig, stop_texts: Sequence[str]) -> None:
         self._config = config
         self._stop_texts = tuple(stop_texts)
-        self._max_response_tokens = max_response_tokens
         self._processes = [self._start() for _ in range(config.num_processes)]
         try:
             self._await_ready()
@@ -107,7 +102,7 @@ class ProcessScorer:
         for position, process in enumerate(self._processes):
             if process.index is not None:
                 self._replace(position)
-        final = [self._with_penalty(sample, scores.get(index, late)) for index, sample in enumerate(samples)]
+        final = [scores.get(index, late) for index in range(len(samples))]
         return collect_scores(samples, final, self._config.on_error)
 
     def close(self) -> None:
@@ -115,12 +110,6 @@ class ProcessScorer:
         for process in self._processes:
             process.kill()
         self._processes.clear()
-
-    def _with_penalty(self, sample: Sample, score: Score) -> Score:
-        if isinstance(score, ScoringFailure):
-            return score
-        buffer, penalty = self._config.overlong_buffer_tokens, self._config.overlong_penalty
-        return score + overlong_penalty(sample.num_response_tokens, self._max_response_tokens, buffer, penalty)
 
     def _step(self, scores: dict[int, Score], deadline_s: float) -> None:
         """Wait for the next replies, and replace processes that crashed or ran out of time."""

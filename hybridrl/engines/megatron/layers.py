@@ -9,8 +9,12 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
+
+from hybridrl.engines.megatron.packing import Bucket, PackedSequences
 
 
 class RmsNorm(torch.nn.Module):
@@ -54,32 +58,84 @@ class _Normalize(torch.autograd.Function):
 
 
 class CausalAttention(torch.nn.Module):
-    """Causal softmax attention with grouped key and value heads.
+    """Causal softmax attention over packed sequences, with grouped key and value heads.
 
-    Rows are right-padded, so under a causal mask no real token sees padding and no padding mask is needed.
+    With context parallelism every rank gathers the keys and values of all ranks and computes its own queries. Value heads may
+    be narrower than key heads, as in multi-head latent attention; they are padded, since torch's fused kernel wants one
+    width.
     """
 
-    def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: Any) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        softmax_scale: float | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+        **_: Any,
+    ) -> None:
         super().__init__()
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        self.cp_group = pg_collection.cp if pg_collection and config.context_parallel_size > 1 else None
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None, **_: Any
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        packed_seq_params: PackedSequences,
+        **_: Any,
     ) -> torch.Tensor:
-        """Attend.
+        """Attend. Collective over the context-parallel ranks.
 
         Args:
-            query: [tokens, rows, heads, head_dim].
-            key: [tokens, rows, kv_heads, head_dim].
-            value: [tokens, rows, kv_heads, head_dim].
+            query: [tokens, heads, key_dim]; tokens of this rank.
+            key: [tokens, kv_heads, key_dim].
+            value: [tokens, kv_heads, value_dim].
             attention_mask: Must be None.
 
         Returns:
-            [tokens, rows, heads * head_dim].
+            [tokens, heads * value_dim].
         """
         assert attention_mask is None, "causal attention takes no mask"
-        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        out = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=self.scale, enable_gqa=q.size(1) != k.size(1)
+        value_dim = value.size(-1)
+        value = F.pad(value, (0, query.size(-1) - value_dim)) if value_dim < query.size(-1) else value
+        if self.cp_group is not None:
+            key, value = _GatherTokens.apply(torch.stack([key, value], dim=1), self.cp_group).unbind(1)
+        parts = [self._attend(bucket, query, key, value) for bucket in packed_seq_params.buckets]
+        out = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return out.index_select(0, packed_seq_params.results)[..., :value_dim].flatten(1)
+
+    def _attend(self, bucket: Bucket, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Return [rows * query_width, heads, key_dim]."""
+        q, k, v = (
+            x.index_select(0, index).unflatten(0, (bucket.num_sequences, -1)).transpose(1, 2)
+            for x, index in ((query, bucket.queries), (key, bucket.keys), (value, bucket.keys))
         )
-        return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
+        out = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            bucket.mask,
+            is_causal=bucket.mask is None,
+            scale=self.scale,
+            enable_gqa=q.size(1) != k.size(1),
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+
+class _GatherTokens(torch.autograd.Function):
+    """Puts the tokens of all ranks one behind the other; gradients of a token are summed on the rank that holds it."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        out = tokens.new_empty((group.size() * len(tokens), *tokens.shape[1:]))
+        dist.all_gather_into_tensor(out, tokens.contiguous(), group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        out = grad.new_empty((len(grad) // ctx.group.size(), *grad.shape[1:]))
+        dist.reduce_scatter_tensor(out, grad.contiguous(), group=ctx.group)
+        return out, None

@@ -16,7 +16,7 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from hybridrl.config.schema import ParallelConfig, Platform, Precision
+from hybridrl.config.schema import ParallelConfig, Platform, Precision, Recompute
 from hybridrl.engines.megatron.layers import CausalAttention, RmsNorm
 from hybridrl.errors import EngineError
 from hybridrl.layout.features import TRAINABLE_FEATURES, describe, features_of
@@ -28,6 +28,13 @@ T = TypeVar("T")
 TORCH_DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 
 
+_RECOMPUTE: dict[Recompute, dict[str, object]] = {
+    Recompute.NONE: {},
+    Recompute.SELECTIVE: {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+    Recompute.FULL: {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
 def choose_layer_spec(platform: Platform) -> LayerSpec:
     """Return Transformer Engine's layers where they can run, else the local ones."""
     has_te = platform is Platform.CUDA and importlib.util.find_spec("transformer_engine") is not None
@@ -35,18 +42,19 @@ def choose_layer_spec(platform: Platform) -> LayerSpec:
 
 
 def transformer_config(
-    spec: ModelSpec, parallel: ParallelConfig, precision: Precision, platform: Platform, layer_spec: LayerSpec
+    spec: ModelSpec,
+    parallel: ParallelConfig,
+    precision: Precision,
+    platform: Platform,
+    layer_spec: LayerSpec,
+    recompute: Recompute = Recompute.NONE,
 ) -> TransformerConfig:
     """Translate a model.
 
     Raises:
-        EngineError: When the model needs what is not built yet, its layers cannot share one configuration, context parallelism is asked for, or sequence
+        EngineError: When the model needs what is not built yet, its layers cannot share one configuration, or sequence
             parallelism is off where Megatron-core needs it.
     """
-    if parallel.cp_size != 1:
-        raise EngineError(
-            f"cp_size is {parallel.cp_size}, but context parallelism is not supported yet; set cp_size: 1"
-        )
     if missing := features_of(spec) - TRAINABLE_FEATURES:
         raise EngineError(
             f"{spec.family}: Megatron training does not support {describe(missing)} yet; train a model without"
@@ -85,6 +93,10 @@ def transformer_config(
         context_parallel_size=parallel.cp_size,
         expert_model_parallel_size=parallel.ep_size,
         expert_tensor_parallel_size=parallel.etp_size,
+        **_pipeline_fields(parallel),
+        # The default refuses micro-batches of different sizes, even for dense models.
+        moe_token_dispatcher_type="alltoall",
+        **_RECOMPUTE[recompute],
         sequence_parallel=is_sequence_parallel,
         bf16=precision is Precision.BFLOAT16,
         params_dtype=TORCH_DTYPES[precision],
@@ -102,11 +114,29 @@ def transformer_config(
     )
 
 
-def block_spec(config: TransformerConfig, layer_spec: LayerSpec, pp_rank: int) -> TransformerBlockSubmodules:
+def _pipeline_fields(parallel: ParallelConfig) -> dict[str, object]:
+    if parallel.pp_size == 1:
+        return {}
+    return {
+        "virtual_pipeline_model_parallel_size": parallel.vpp_size if parallel.vpp_size > 1 else None,
+        "num_layers_in_first_pipeline_stage": parallel.num_layers_in_first_pipeline_stage,
+        "num_layers_in_last_pipeline_stage": parallel.num_layers_in_last_pipeline_stage,
+        "pipeline_model_parallel_layout": parallel.pipeline_layout,
+        # Packed micro-batches differ in their number of tokens.
+        "variable_seq_lengths": True,
+        # With two stages a rank's neighbours are the same rank; only these point-to-point calls tell directions apart.
+        "overlap_p2p_comm": parallel.vpp_size > 1,
+        "batch_p2p_comm": parallel.vpp_size == 1,
+    }
+
+
+def block_spec(
+    config: TransformerConfig, layer_spec: LayerSpec, pp_rank: int, vp_stage: int | None
+) -> TransformerBlockSubmodules:
     """Return the layers of a pipeline stage."""
     is_te = layer_spec is LayerSpec.TRANSFORMER_ENGINE
     block = get_gpt_decoder_block_spec(
-        config, use_transformer_engine=is_te, normalization=config.normalization, pp_rank=pp_rank
+        config, use_transformer_engine=is_te, normalization=config.normalization, vp_stage=vp_stage, pp_rank=pp_rank
     )
     if is_te:
         return block
@@ -139,7 +169,6 @@ def _moe_fields(spec: ModelSpec, moe: tuple[int, int, int, bool] | None, *, fuse
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
         "moe_router_dtype": "fp32",
-        "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": fuse,
         "moe_permute_fusion": fuse,
     }

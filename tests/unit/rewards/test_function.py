@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridrl.data.user_function import load_function
+from hybridrl.config.user_function import load_function
 from hybridrl.errors import ConfigError
 from hybridrl.rewards.function import find_function
 

@@ -21,7 +21,6 @@ from hybridrl.config.schema import (
 from hybridrl.errors import DataError
 from hybridrl.rewards.answers import final_answer
 from hybridrl.rewards.code import io_tests, program_of
-from hybridrl.rewards.length import overlong_penalty
 from hybridrl.rewards.parts import make_parts, total
 from hybridrl.rewards.request import ScoreRequest, score_request
 from hybridrl.rewards.result import FailureKind
@@ -212,18 +211,12 @@ def test_the_rate_of_requests_is_bounded() -> None:
     assert time.monotonic() - started >= 4 / 20
 
 
-@pytest.mark.parametrize(("tokens", "penalty"), [(0, 0.0), (80, 0.0), (85, -0.5), (90, -1.0), (100, -2.0), (120, -2.0)])
-def test_the_length_penalty_grows_over_its_buffer(tokens: int, penalty: float) -> None:
-    assert overlong_penalty(tokens, 100, 20, 2.0) == penalty
-    assert overlong_penalty(tokens, 100, 0, 2.0) == 0.0
-
-
-def test_the_reward_is_the_weighted_sum_of_its_parts_and_the_penalty() -> None:
-    config = RewardConfig(exact_weight=1.0, format=FormatRewardConfig(0.5, "[0-9]+"), overlong_buffer_tokens=4)
-    scorer = make_scorer(config, TaskName.FILE, ("<eos>",), max_response_tokens=3)
+def test_the_reward_is_the_weighted_sum_of_its_parts() -> None:
+    config = RewardConfig(exact_weight=1.0, format=FormatRewardConfig(0.5, "[0-9]+"))
+    scorer = make_scorer(config, TaskName.FILE, ("<eos>",))
     rewards = scorer.score([sample("12<eos>", "12"), sample("13<eos>", "12"), sample("x", "12")]).rewards
     scorer.close()
-    assert rewards.tolist() == [1.0, 0.0, -0.5]  # one response token: (1 - (3 - 4)) / 4 = 0.5 of the penalty
+    assert rewards.tolist() == [1.5, 0.5, 0.0]
 
 
 def test_a_failed_part_drops_the_sample_and_names_the_part(tmp_path: object) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from hybridrl.engines.megatron.layers import CausalAttention, RmsNorm
+from hybridrl.engines.megatron.packing import packed_sequences
 
 
 def config(dtype=torch.float32, is_sequence_parallel=False, head_dim=8):
@@ -54,18 +55,27 @@ def test_the_norm_asks_for_its_gradient_to_be_summed_over_tp_ranks(is_sequence_p
     )
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_attention_is_causal_and_groups_heads(kv_heads):
+LENGTHS = (5, 1, 12, 11, 3)
+
+
+@pytest.mark.parametrize(("kv_heads", "value_dim"), [(4, 8), (2, 8), (1, 8), (4, 6)])
+def test_attention_is_causal_within_each_packed_sequence(kv_heads, value_dim):
     torch.manual_seed(0)
-    query, key, value = torch.randn(6, 3, 4, 8), torch.randn(6, 3, kv_heads, 8), torch.randn(6, 3, kv_heads, 8)
+    tokens = sum(LENGTHS)
+    query, key = torch.randn(tokens, 4, 8), torch.randn(tokens, kv_heads, 8)
+    value = torch.randn(tokens, kv_heads, value_dim)
 
     def written_out(q, k, v):
-        k, v = (x.repeat_interleave(4 // kv_heads, dim=2) for x in (k, v))
-        scores = torch.einsum("sbhd,tbhd->bhst", q, k) / 8**0.5
-        weights = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf).softmax(-1)
-        return torch.einsum("bhst,tbhd->sbhd", weights, v).flatten(2)
+        k, v = (x.repeat_interleave(4 // kv_heads, dim=1) for x in (k, v))
+        sequence = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+        sees = (sequence[:, None] == sequence) & torch.ones(tokens, tokens).tril().bool()
+        scores = torch.einsum("shd,thd->hst", q, k) / 8**0.5
+        weights = scores.masked_fill(~sees, -torch.inf).softmax(-1)
+        return torch.einsum("hst,thd->shd", weights, v).flatten(1)
 
+    packed = packed_sequences(LENGTHS, 1, 0, torch.device("cpu"))
+    assert 1 < len(packed.buckets) < len(LENGTHS)
     attention = CausalAttention(config())
-    got = run(lambda q, k, v: attention(q, k, v, None), query, key, value)
+    got = run(lambda q, k, v: attention(q, k, v, None, packed_seq_params=packed), query, key, value)
     for a, b in zip(got, run(written_out, query.double(), key.double(), value.double()), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)

@@ -52,11 +52,6 @@ def test_experts_with_tensor_parallel_need_sequence_parallel():
         config(tp_size=2, sequence_parallel=False)
 
 
-def test_context_parallelism_is_refused():
-    with pytest.raises(EngineError, match="cp_size is 2, but context parallelism is not supported yet; set cp_size: 1"):
-        config(cp_size=2)
-
-
 def test_what_is_not_built_yet_is_refused_in_words():
     shared = {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 16}
     expected = (
