@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hybridrl.algos.advantages import Advantages
 from hybridrl.controller.batches import ScoredBatch
 from hybridrl.controller.mismatch import Mismatch
 from hybridrl.observability.records import Metric
@@ -25,19 +24,19 @@ class StepOutcome:
 
     Attributes:
         version: Policy version that the step started from.
+        old: None when log-probs before the update were not computed.
+        counted: Metrics of the batch and of the algorithm, by name.
         updates: One per mini-batch.
-        num_dropped: Samples that could not be scored.
     """
 
     step: int
     version: int
     batch: ScoredBatch
-    old: TokenLogprobs
+    old: TokenLogprobs | None
     mismatch: Mismatch
-    advantages: Advantages
+    counted: Mapping[str, Metric]
     updates: Sequence[UpdateMetrics]
     sync: SyncReport
-    num_dropped: int
 
 
 def step_metrics(outcome: StepOutcome, step_s: float) -> dict[str, Metric]:
@@ -47,7 +46,6 @@ def step_metrics(outcome: StepOutcome, step_s: float) -> dict[str, Metric]:
         step_s: Wall time of the step, in seconds.
     """
     batch, lags = outcome.batch, outcome.batch.lags(outcome.version)
-    num_tokens = max(1, batch.num_response_tokens)
     lengths = np.array([sample.num_response_tokens for sample in batch.samples])
     return {
         "policy_version": outcome.version,
@@ -56,17 +54,24 @@ def step_metrics(outcome: StepOutcome, step_s: float) -> dict[str, Metric]:
         "response_tokens/mean": float(lengths.mean()),
         "response_tokens/max": int(lengths.max()),
         "samples/trained": len(batch.samples),
-        "samples/dropped": outcome.num_dropped,
-        "groups/zero_advantage": outcome.advantages.num_zero_groups,
+        **outcome.counted,
         "lag/mean": float(lags.mean()),
         "lag/max": int(lags.max()),
-        "actor/entropy": float(outcome.old.entropies[batch.loss_mask].sum() / num_tokens),
-        **outcome.mismatch.metrics(),
+        "actor/entropy": _entropy(outcome),
+        **(outcome.mismatch.metrics() if outcome.old is not None else {}),
         **_update_metrics(outcome.updates),
         **outcome.sync.metrics(),
         "time_s/step": step_s,
         "throughput/tokens_per_s": batch.sequences.num_tokens / step_s,
     }
+
+
+def _entropy(outcome: StepOutcome) -> float:
+    """Return the mean entropy per response token before the update, or that of the updates where it was not computed."""
+    if outcome.old is None:
+        return float(np.mean([update.entropy for update in outcome.updates]))
+    mask = outcome.batch.loss_mask
+    return float(outcome.old.entropies[mask].sum() / max(1, mask.sum()))
 
 
 def _update_metrics(updates: Sequence[UpdateMetrics]) -> dict[str, Metric]:

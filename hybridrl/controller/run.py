@@ -45,7 +45,7 @@ def train(config: ExperimentConfig) -> int:
     def run(recorder: RunRecorder) -> str:
         with (
             contextlib.closing(make_scorer(config.reward, config.data.task)) as scorer,
-            start_roles(config, recorder.run_dir) as roles,
+            start_roles(config, recorder.run_dir, dataset.train.first.token_ids) as roles,
         ):
             trainer = Trainer(
                 config.trainer,

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import torch
 
+from hybridrl.layout.shard import Place
 from hybridrl.reshard.clock import Clock
 from hybridrl.reshard.message import LocalMoves, MessageEnd, Staging, Tensors
 from hybridrl.reshard.ops import Side
@@ -279,7 +280,26 @@ class _Progress:
             self.start(copy_local)
 
 
-def compare_reports(plan: Plan, sources: Sequence[TransferReport], destinations: Sequence[TransferReport]) -> list[str]:
+class Ends(Protocol):
+    """The ranks of both sides of a plan."""
+
+    @property
+    def sources(self) -> tuple[Place, ...]:
+        """Those that hold the weights."""
+        ...
+
+    @property
+    def senders(self) -> tuple[Place, ...]:
+        """Those that send: the sources, then the destinations."""
+        ...
+
+    @property
+    def destinations(self) -> tuple[Place, ...]:
+        """Those that receive."""
+        ...
+
+
+def compare_reports(plan: Ends, sources: Sequence[TransferReport], destinations: Sequence[TransferReport]) -> list[str]:
     """Return one line per piece on whose checksum the two sides disagree; empty when all agree.
 
     Args:

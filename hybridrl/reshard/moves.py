@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import overload
 
@@ -191,6 +191,24 @@ class MoveTable(Sequence[Move]):
         )
         picked = (self.source[rows], self.destination[rows], self.chunk[rows], self.is_wire[rows])
         return MoveTable(self.names, self.shapes, self.ndims, self.boxes[rows], *picked, read, write)
+
+
+def trim(*tables: MoveTable) -> tuple[MoveTable, ...]:
+    """Return the same moves without the names of tensors that none of them moves; the tables go on sharing their names."""
+    used, tensor = np.unique(np.concatenate([table.boxes.tensor for table in tables]), return_inverse=True)
+    first = tables[0]
+    names = tuple(first.names[index] for index in used.tolist())
+    cuts = np.split(tensor.reshape(-1), np.cumsum([len(table) for table in tables])[:-1])
+    return tuple(
+        replace(
+            table,
+            names=names,
+            shapes=first.shapes[used],
+            ndims=first.ndims[used],
+            boxes=replace(table.boxes, tensor=own),
+        )
+        for table, own in zip(tables, cuts, strict=True)
+    )
 
 
 def _regions(table: RegionTable, ndims: list[int]) -> Iterator[Region]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hybridrl.layout.shard import CanonicalTensor, Place
 from hybridrl.reshard.moves import Move, MoveTable, Region
+from hybridrl.reshard.sizes import MessageSizes
 
 __all__ = ["Chunk", "Move", "Plan", "Region"]
 
@@ -41,6 +42,7 @@ class Plan:
         chunks: Per destination; empty for destinations that a rank's part does not describe.
         relays: Moves between destinations of one node: `source` is an index into `destinations`, and a relay is in the same
             chunk as the move that brought its box there.
+        sizes: Of all messages to the destinations that a rank's part sends to, and to itself; None where the moves say it.
     """
 
     sources: tuple[Place, ...]
@@ -48,16 +50,22 @@ class Plan:
     moves: MoveTable
     chunks: tuple[tuple[Chunk, ...], ...]
     relays: MoveTable
+    sizes: MessageSizes | None = None
 
     @cached_property
     def canonical(self) -> Mapping[str, CanonicalTensor]:
         """Shape of every tensor that moves."""
-        return self.moves.canonical()
+        return self.sent.canonical()
 
     @cached_property
     def wire_bytes(self) -> int:
         """Payload bytes that leave the memory of a device."""
         return sum(int(moves.num_bytes[moves.is_wire].sum()) for moves in (self.moves, self.relays))
+
+    def wire_bytes_to(self, destination: int) -> int:
+        """Return the payload bytes that one destination takes from other devices."""
+        sent = self.sent
+        return int(sent.num_bytes[sent.is_wire & (sent.destination == destination)].sum())
 
     @cached_property
     def network_bytes(self) -> int:

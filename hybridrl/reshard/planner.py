@@ -21,6 +21,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridrl.layout.shard import Place
 from hybridrl.reshard.assignment import NO_RELAYS, Assignment, Direct, Relays, Services, Shared
 from hybridrl.reshard.bound import lower_bound_bytes
 from hybridrl.reshard.boxes import Boxes, IntArray
@@ -112,6 +113,11 @@ class Planner:
         self._assigned: Assignment = (Shared if is_shared else Direct)(world, held, wanted)
         self._schedule = Schedule(world, wanted, chunk_bytes, is_staggered=is_staggered, is_shared=is_shared)
 
+    @property
+    def places(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+        """Sources and destinations, in the order of their maps."""
+        return self._world.sources.places, self._world.destinations.places
+
     def whole(self) -> Plan:
         """Return every move."""
         return self._plan(self._assigned.services(), self._assigned.relays, range(len(self._world.destinations.places)))
@@ -127,7 +133,7 @@ class Planner:
         return self._plan(self._assigned.received_by(destination), relays.where(own), (destination,))
 
     def _plan(self, services: Services, relays: Relays, described: Collection[int]) -> Plan:
-        sources, destinations = self._world.sources.places, self._world.destinations.places
+        sources, destinations = self.places
         chunks = [self._schedule.chunks(d) if d in described else () for d in range(len(destinations))]
         return Plan(sources, destinations, self._direct(services), tuple(chunks), self._relayed(relays))
 

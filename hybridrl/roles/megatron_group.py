@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridrl.config.schema import TrainerConfig
+from hybridrl.config.schema import PolicyLossConfig, TrainerConfig
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
 from hybridrl.layout.cost import SequenceCost
 from hybridrl.layout.parallel import ParallelSizes
 from hybridrl.layout.shard import ShardMap
 from hybridrl.roles.deadline import inner_s
-from hybridrl.roles.dispatch import Dispatch, broadcast, from_reporting_ranks, join_rows, rows_of_dp_ranks, scatter_dp
+from hybridrl.roles.dispatch import (
+    Dispatch,
+    broadcast,
+    from_reporting_ranks,
+    join_rows,
+    per_rank,
+    rows_of_dp_ranks,
+    scatter_dp,
+)
 from hybridrl.roles.future import Future, wait_for
 from hybridrl.roles.group import RoleGroup
 from hybridrl.roles.megatron_worker import ROLE, MegatronLaunch, MegatronWorker
@@ -24,7 +32,6 @@ from hybridrl.roles.placement import Slot
 from hybridrl.roles.resources import ResourcePool
 
 if TYPE_CHECKING:
-    from hybridrl.algos.policy_loss import PolicyLossConfig
     from hybridrl.engines.megatron.results import UpdateMetrics
     from hybridrl.reshard.executor import TransferReport
     from hybridrl.reshard.plan import Plan
@@ -74,6 +81,11 @@ class MegatronGroup:
         self._cost = cost
         self._timeouts = timeouts
 
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel degree: rows of a batch are dealt out to so many ranks."""
+        return self._dp_size
+
     def rendezvous(self) -> tuple[str, int]:
         """Return the address of rank 0's host and a free port there."""
         first: Future[tuple[str, int]] = self._group.call(
@@ -108,15 +120,17 @@ class MegatronGroup:
             "update_supervised", scatter_dp([(batch.select(part), loss_weights[part]) for part in rows])
         )
 
-    def connect_sync(self, rendezvous: Rendezvous, plan: Plan, *, verify: bool, timeout_s: float) -> Future[None]:
-        """Connect every rank with the rollout workers, which connect at the same time."""
-        arguments = broadcast(rendezvous, plan, verify)
-        return self._group.call("connect_sync", arguments, _nothing, phase="weight_sync", timeout_s=timeout_s)
+    def connect_sync(
+        self, rendezvous: Rendezvous, parts: Sequence[Plan], *, verify: bool, timeout_s: float
+    ) -> Future[None]:
+        """Connect every rank to its part of a plan, while the rollout workers connect to theirs."""
+        arguments = per_rank([(rendezvous, part, verify) for part in parts])
+        return self._group.call("connect_sync", arguments, _nothing, phase="connect_sync", timeout_s=timeout_s)
 
     def send_weights(self, version: int, timeout_s: float) -> Future[list[TransferReport]]:
         """Send all weights as `version`; the answer is one report per rank."""
         return self._group.call(
-            "send_weights", broadcast(version, inner_s(timeout_s)), list, phase="weight_sync", timeout_s=timeout_s
+            "send_weights", broadcast(version, inner_s(timeout_s)), list, phase="send_weights", timeout_s=timeout_s
         )
 
     def save_checkpoint(self, folder: Path) -> Future[None]:

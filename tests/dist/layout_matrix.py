@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 import torch.distributed as dist
 
@@ -15,6 +18,7 @@ from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.layout.shard import Shard
 from tests.dist import megatron_ranks as ranks
 
+T = TypeVar("T")
 TEMPERATURE = 0.7
 # Of one rank: its rows, what it reports, and its slices of the summed gradient.
 Outcome = tuple[list[int], LogprobResult | None, UpdateMetrics | None, list[tuple[str, tuple[slice, ...], torch.Tensor]]]
@@ -24,15 +28,26 @@ def run_all(
     rank: int, init_method: str, setups: list[ranks.Setup], batches: list[PolicyBatch], world_size: int
 ) -> list[Outcome | None]:
     """Take one step in each layout."""
+    return run_each(rank, init_method, list(zip(setups, batches, strict=True)), world_size, _step)
+
+
+def run_each(
+    rank: int,
+    init_method: str,
+    cases: list[tuple[ranks.Setup, PolicyBatch]],
+    world_size: int,
+    step: Callable[[int, str, ranks.Setup, PolicyBatch], T],
+) -> list[T | None]:
+    """Run a step in each layout; None where this rank is not part of it."""
     cpu.install()
     folder = init_method.removeprefix("file://")
     # The ranks start each layout together, so that none waits for another within the bounds of a collective.
     gate = dist.FileStore(f"{folder}-gate", world_size)
-    outcomes: list[Outcome | None] = []
-    for number, (setup, batch) in enumerate(zip(setups, batches, strict=True)):
+    outcomes: list[T | None] = []
+    for number, (setup, batch) in enumerate(cases):
         outcome = None
         if rank < parallel_sizes(setup.parallel).world_size:
-            outcome = _step(rank, f"{init_method}-{number}", setup, batch)
+            outcome = step(rank, f"{init_method}-{number}", setup, batch)
         outcomes.append(outcome)
         gate.set(f"{number}/{rank}", "")
         gate.wait([f"{number}/{other}" for other in range(world_size)])

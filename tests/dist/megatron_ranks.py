@@ -60,6 +60,7 @@ class Setup:
     precision: Precision = Precision.FLOAT32
     micro_batch: MicroBatchConfig = field(default_factory=lambda: MicroBatchConfig(tokens=40))
     recompute: Recompute = Recompute.NONE
+    replays_routing: bool = False
     vocab_divisor: int = 1
     num_optimizer_steps: int = 0
 
@@ -80,6 +81,7 @@ def build(
         num_optimizer_steps=setup.num_optimizer_steps,
         vocab_divisor=setup.vocab_divisor,
         recompute=setup.recompute,
+        replays_routing=setup.replays_routing,
     )
     copy_in(built.shard_map(place(groups.rank)), setup.weights, built.tensors())
     built.parameters_changed()
@@ -215,6 +217,15 @@ def updates(
             (built.update(batch, LOSS, 1.0), {name: tensor.clone() for name, tensor in built.tensors().items()})
             for batch in mine
         ]
+
+
+def updates_with_losses(
+    rank: int, init_method: str, setup: Setup, batch: PolicyBatch, losses: list[PolicyLossConfig]
+) -> list[UpdateMetrics | None]:
+    """Update once per loss, all on the same batch."""
+    with engine(rank, init_method, setup) as built:
+        mine = batch.select(rows_of_rank(batch.sequences.num_samples, rank, setup.parallel))
+        return [built.update(mine, loss, 1.0) for loss in losses]
 
 
 def supervised_updates(

@@ -72,7 +72,7 @@ class World:
                 transport.close()
 
         sending = asyncio.create_task(asyncio.to_thread(send))
-        await self.engine.connect(meet, plan)
+        await self.engine.connect(meet, [plan] * len(self.maps))
         try:
             received = await self.engine.receive(version=version, verify=True, deadline_s=20.0)
         finally:

@@ -28,6 +28,7 @@ from hybridrl.engines.megatron.optimizer import Optimizer, StepResult, wrap_chun
 from hybridrl.engines.megatron.pipeline import MicroResult, Pipeline
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
+from hybridrl.engines.megatron.router_replay import RouterReplay, Routing
 from hybridrl.engines.megatron.transformer_config import choose_layer_spec, transformer_config
 from hybridrl.errors import EngineError, HybridRLError, ReshardError
 from hybridrl.layout.box import DType
@@ -52,6 +53,8 @@ class MegatronEngine:
         micro_batch: How rows are packed.
         num_optimizer_steps: Steps of the whole run; only decaying learning-rate schedules use it.
         vocab_divisor: The padded vocabulary is a multiple of this times tp.
+        replays_routing: Whether updates take recorded experts: those of ``batch.routing``, or where log-probs are asked for without
+            any, those that this pass then records and returns.
 
     Raises:
         EngineError: When the model or the degrees are not supported, or the CPU adaptation is missing.
@@ -72,6 +75,7 @@ class MegatronEngine:
         num_optimizer_steps: int = 0,
         vocab_divisor: int = 1,
         recompute: Recompute = Recompute.NONE,
+        replays_routing: bool = False,
     ) -> None:
         if platform is Platform.CPU and not cpu.is_installed():
             raise EngineError("the cpu platform needs hybridrl.engines.megatron.cpu.install() first, in this process")
@@ -97,7 +101,12 @@ class MegatronEngine:
         )
         columns = self.layout.padded_vocab_size // parallel.tp_size
         vocab = VocabSlice.of_rank(groups.at.tp, columns, spec.vocab_size, groups.collection.tp)
-        self._pipeline = Pipeline(trained or self._chunks, config, groups, vocab)
+        self._replay = (
+            RouterReplay(self._chunks, _moe_layers(spec), groups, is_sequence_parallel=config.sequence_parallel)
+            if replays_routing
+            else None
+        )
+        self._pipeline = Pipeline(trained or self._chunks, config, groups, vocab, self._replay)
 
     def shard_map(self, place: Place) -> ShardMap:
         """Return where this rank keeps its weights; `place` says whose memory that is."""
@@ -143,19 +152,19 @@ class MegatronEngine:
         positions = np.arange(batch.token_ids.shape[1])
         picked = (positions > 0) & (positions < batch.lengths[:, None])
         batches = self._split(batch, picked, {})
-        results = self._pipeline.forward(batches, temperature)
+        routing, results = self._forward(batch, batches, temperature)
         if not self._groups.is_last_stage:
             return None
         logprobs = scatter_back(picked, batches, [result.logprobs for result in results], self._groups)
         entropies = scatter_back(picked, batches, [result.entropies for result in results], self._groups)
         if not self._groups.is_reporting:
             return None
-        return LogprobResult(logprobs, entropies)
+        return LogprobResult(logprobs, entropies, routing)
 
     def update(
         self, batch: PolicyBatch, loss: PolicyLossConfig, temperature: float, want_logprobs: bool = False
     ) -> UpdateMetrics | None:
-        """Take one optimizer step on the clipped policy loss. Collective over the role.
+        """Take one optimizer step on the policy loss. Collective over the role.
 
         The loss is the sum, over the rows of all data-parallel ranks, of loss_weights times the token loss.
 
@@ -163,10 +172,13 @@ class MegatronEngine:
             EngineError: When the model is frozen, the batch lacks reference log-probs that the KL term needs, or
                 loss_weights are set outside loss_mask.
         """
+        rows = np.arange(len(batch.loss_mask), dtype=np.float32)
         values = {
             "old_logprobs": batch.old_logprobs,
             "advantages": batch.advantages,
             "loss_weights": batch.loss_weights,
+            # The number of its row, at each token: losses over whole sequences group by it.
+            "segments": np.broadcast_to(rows[:, None], batch.loss_mask.shape),
         }
         if batch.ref_logprobs is not None:
             values["ref_logprobs"] = batch.ref_logprobs
@@ -205,7 +217,10 @@ class MegatronEngine:
             raise EngineError(f"loss_weights of token {token} in row {row} is not 0, but loss_mask leaves it out")
         batches = self._split(batch, picked, values)
         self._optimizer.zero_grad()
+        if self._replay:
+            self._replay.start_replaying(_replayed_routing(batch), is_training=True)
         results = self._pipeline.forward_backward(batches, temperature, objective)
+        replayed = self._finish_replay()
         step = self._optimizer.step()
         if not self._groups.is_last_stage:
             return None
@@ -214,7 +229,38 @@ class MegatronEngine:
         logprobs = scatter_back(picked, batches, pieces, self._groups) if want_logprobs else None
         if not self._groups.is_reporting:
             return None
-        return _metrics(sums, step, self._optimizer.num_skipped, logprobs)
+        return _metrics(sums, step, self._optimizer.num_skipped, replayed, logprobs)
+
+    def _forward(
+        self, batch: SequenceBatch, batches: list[MicroBatch], temperature: float
+    ) -> tuple[Routing | None, list[MicroResult]]:
+        """Run forward, replaying the batch's routing or else recording one."""
+        if self._replay is None:
+            return None, self._pipeline.forward(batches, temperature)
+        if batch.routing is not None:
+            self._replay.start_replaying(batch.routing, is_training=False)
+            results = self._pipeline.forward(batches, temperature)
+            self._finish_replay()
+            return None, results
+        self._replay.start_recording()
+        results = self._pipeline.forward(batches, temperature)
+        routing = self._replay.recorded(*batch.token_ids.shape)
+        self._replay.stop()
+        return routing, results
+
+    def _finish_replay(self) -> tuple[int, int]:
+        """Check that routing was replayed; return choices replayed and changed over all ranks. Collective over the role."""
+        if self._replay is None:
+            return 0, 0
+        counts = torch.tensor(self._replay.check_replayed(), device=self._groups.device)
+        self._replay.stop()
+        dist.all_reduce(counts)
+        num_replayed, num_changed = counts.tolist()
+        if not num_replayed:
+            raise EngineError(
+                "router replay: not one choice of experts was replayed; the batch's routing is free everywhere"
+            )
+        return num_replayed, num_changed
 
     def _on_rank_0(self, action: Callable[[], None]) -> None:
         """Run `action` on rank 0 and let every rank know how it ended."""
@@ -257,8 +303,29 @@ def _packing_rules(config: MicroBatchConfig, parallel: ParallelConfig) -> Packin
     )
 
 
+def _moe_layers(spec: ModelSpec) -> list[int]:
+    """Return the decoder layers with experts.
+
+    Raises:
+        EngineError: There are none.
+    """
+    if layers := spec.moe_layers:
+        return list(layers)
+    raise EngineError(f"{spec.family}: router replay needs a mixture of experts; turn actor.router_replay off")
+
+
+def _replayed_routing(batch: SequenceBatch) -> Routing:
+    if batch.routing is None:
+        raise EngineError("router replay: the batch of an update has no routing; record it in a pass before")
+    return batch.routing
+
+
 def _metrics(
-    sums: list[float], step: StepResult, num_skipped: int, logprobs: NDArray[np.float32] | None
+    sums: list[float],
+    step: StepResult,
+    num_skipped: int,
+    replayed: tuple[int, int],
+    logprobs: NDArray[np.float32] | None,
 ) -> UpdateMetrics:
     num_tokens = max(1.0, sums[Sum.TOKENS])
     return UpdateMetrics(
@@ -273,5 +340,7 @@ def _metrics(
         num_tokens=int(sums[Sum.TOKENS]),
         is_skipped=step.is_skipped,
         num_skipped=num_skipped,
+        num_replayed=replayed[0],
+        num_replay_changed=replayed[1],
         logprobs=logprobs,
     )

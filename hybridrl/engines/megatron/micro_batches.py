@@ -66,6 +66,7 @@ class MicroBatch:
         token_ids: [1, tokens] int64.
         position_ids: [1, tokens] int64; restart with each sequence.
         packed: Where sequences begin and end.
+        places: [tokens] int64; where each token stands in the flattened [num_samples, max_tokens] batch, -1 for alignment.
         predicting: [num_picked] int64; the position before each picked token.
         targets: [num_picked] int64; the picked tokens.
         picks: [num_picked] int64; which of the call's picked tokens they are, counted in row order.
@@ -75,6 +76,7 @@ class MicroBatch:
     token_ids: torch.Tensor
     position_ids: torch.Tensor
     packed: PackedSequences
+    places: torch.Tensor
     predicting: torch.Tensor
     targets: torch.Tensor
     picks: torch.Tensor
@@ -183,8 +185,8 @@ class _Packer:
     def pack(self, part: Index) -> MicroBatch:
         cp_size, cp_rank = self._groups.sizes.cp, self._groups.at.cp
         widths = self._aligned(part)
-        token_ids, positions, picks = (np.zeros(sum(widths) // cp_size, dtype=np.int64) for _ in range(3))
-        picks[:] = -1
+        token_ids, positions, picks, places = (np.zeros(sum(widths) // cp_size, dtype=np.int64) for _ in range(4))
+        picks[:] = places[:] = -1
         start = 0
         for row, width in zip([*part, *[None] * (len(widths) - len(part))], widths, strict=True):
             held = positions_of_rank(width, cp_size, cp_rank)
@@ -194,6 +196,7 @@ class _Packer:
                 real = held < self._batch.lengths[row]
                 token_ids[here][real] = self._batch.token_ids[row, held[real]]
                 picks[here][real] = self._pick_at[row, held[real]]
+                places[here][real] = row * self._batch.token_ids.shape[1] + held[real]
             start += len(held)
         predicting = np.nonzero(picks >= 0)[0]
         picks = picks[predicting]
@@ -201,6 +204,7 @@ class _Packer:
             token_ids=self._tensor(token_ids[None]),
             position_ids=self._tensor(positions[None]),
             packed=packed_sequences(widths, cp_size, cp_rank, self._groups.device),
+            places=self._tensor(places),
             predicting=self._tensor(predicting),
             targets=self._tensor(self._targets[picks]),
             picks=self._tensor(picks),

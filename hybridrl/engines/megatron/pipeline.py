@@ -21,6 +21,7 @@ from hybridrl.engines.megatron.logprobs import VocabSlice, token_logprobs
 from hybridrl.engines.megatron.micro_batches import MicroBatch
 from hybridrl.engines.megatron.objectives import Objective
 from hybridrl.engines.megatron.process_groups import ProcessGroups
+from hybridrl.engines.megatron.router_replay import RouterReplay
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,21 @@ class Pipeline:
     Args:
         chunks: Model chunks, as the schedule runs them.
         vocab: This rank's columns of the logits.
+        replay: The routers, when they record or replay.
     """
 
     def __init__(
-        self, chunks: Sequence[torch.nn.Module], config: TransformerConfig, groups: ProcessGroups, vocab: VocabSlice
+        self,
+        chunks: Sequence[torch.nn.Module],
+        config: TransformerConfig,
+        groups: ProcessGroups,
+        vocab: VocabSlice,
+        replay: RouterReplay | None,
     ) -> None:
         self._chunks = list(chunks)
         self._groups = groups
         self._vocab = vocab
+        self._replay = replay
         config.finalize_model_grads_func = _finalize
         self._communicator = P2PCommunicator(groups.collection.pp, config) if groups.sizes.pp > 1 else None
         self._schedule = get_forward_backward_func(
@@ -89,6 +97,8 @@ class Pipeline:
         self, data: Iterator[MicroBatch], model: torch.nn.Module, *, temperature: float, objective: Objective | None
     ) -> tuple[torch.Tensor, Callable[..., object]]:
         batch = next(data)
+        if self._replay:
+            self._replay.enter(self._chunks.index(model), batch.places)
         output = model(
             input_ids=batch.token_ids,
             position_ids=batch.position_ids,

@@ -2,13 +2,14 @@
 
 States, and who moves between them:
 
+    RUNNING --hold()---> STALE
     RUNNING --pause()--> PAUSED --receive()--> STALE --receive() on all workers, then commit()--> PAUSED --resume()--> RUNNING
 
 Invariants:
 - A completion never spans two versions. `pause` closes a gate of our own, waits for the completions in flight, and only then
   stops the scheduler; calls of `generate` meanwhile wait at the gate. vLLM labels every token with the version that sampled
   it, and a completion whose labels differ is an error.
-- STALE means that some live weights may be new and others old. Only a complete `receive` followed by `commit` leaves that state,
+- STALE means that some live weights may be new and others old, or that all are older than those in force elsewhere. Only a complete `receive` followed by `commit` leaves that state,
   and `resume` refuses until then, so nothing is ever sampled from a mixture.
 - `commit` drops every cached prefix and checks that vLLM did so before the new version number comes into force.
 """
@@ -47,6 +48,7 @@ from hybridrl.reshard.executor import TransferReport
 from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.transports import Rendezvous
 
+_HOLD_TIMEOUT_S = 10.0
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -178,6 +180,15 @@ class RolloutEngine:
         self._state = _State.RUNNING
         self._gate.set()
 
+    async def hold(self) -> None:
+        """Generate nothing until a transfer was committed; for an engine whose own weights are not those in force elsewhere.
+
+        Raises:
+            EngineError: Completions still ran.
+        """
+        await self.pause(_HOLD_TIMEOUT_S)
+        self._state = _State.STALE
+
     async def shard_maps(
         self, canonical: Mapping[str, CanonicalTensor], *, first_rank: int, node: str
     ) -> list[ShardMap]:
@@ -191,9 +202,13 @@ class RolloutEngine:
         maps: list[ShardMap] = await self._call("hybridrl_shard_map", LearnRequest(canonical, first_rank, node))
         return maps
 
-    async def connect(self, rendezvous: Rendezvous, plan: Plan) -> None:
-        """Connect every worker with the plan's sources, which connect at the same time."""
-        await self._call("hybridrl_connect", ConnectRequest(rendezvous, plan))
+    async def connect(self, rendezvous: Rendezvous, parts: Sequence[Plan]) -> None:
+        """Connect every worker with the plan's sources, which connect at the same time; an earlier connection is closed.
+
+        Args:
+            parts: What each worker receives, in rank order; each may be the whole plan.
+        """
+        await self._call("hybridrl_connect", ConnectRequest(rendezvous, tuple(parts)))
 
     async def receive(self, *, version: int, verify: bool, deadline_s: float) -> list[TransferReport]:
         """Receive all weights on all workers, while the sources send. The engine is STALE until `commit`.

@@ -103,13 +103,14 @@ class WorkerExtension:
         """Open the transport; every rank of both sides calls this at the same time."""
         self._hybridrl_close()
         place = self._hybridrl_learned().shard_map.place
-        if place not in request.plan.destinations:
+        plan = request.parts[self.rank]
+        if place not in plan.destinations:
             raise EngineError(
-                f"{place} is no destination of the plan; expected one of {list(map(str, request.plan.destinations))}"
+                f"{place} is no destination of the plan; expected one of {list(map(str, plan.destinations))}"
             )
-        destination = request.plan.destinations.index(place)
-        transport = open_transport(request.rendezvous, request.plan, destination=destination)
-        self._hybridrl_connection = _Connection(request.plan, destination, transport)
+        destination = plan.destinations.index(place)
+        transport = open_transport(request.rendezvous, plan, destination=destination)
+        self._hybridrl_connection = _Connection(plan, destination, transport)
 
     @_answered
     def hybridrl_receive(self, request: ReceiveRequest) -> TransferReport:

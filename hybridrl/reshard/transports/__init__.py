@@ -7,7 +7,7 @@ silent becomes a :class:`ReshardError` that names both ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -149,20 +149,19 @@ def remove_leftovers(session: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def choose_transport(plan: Plan, *, is_cuda: bool) -> str:
+def choose_transport(sources: Sequence[Place], destinations: Sequence[Place], *, is_cuda: bool) -> str:
     """Return the kind for weight_sync.transport auto.
 
     Inside a node shm, or cuda_ipc between devices; between nodes gloo, or nccl. A CPU plan with both kinds of pairs routes each
-    by its own way (mixed), as does any plan with relays.
+    by its own way (mixed), as do destinations that share a node away from the sources, since they may relay.
     """
-    nodes = {place.node for place in plan.senders}
-    if len(plan.relays):
-        return "mixed"
+    nodes = {place.node for place in (*sources, *destinations)}
     if is_cuda:
         return "cuda_ipc" if len(nodes) == 1 else "nccl"
     if len(nodes) == 1:
         return "shm"
-    is_mixed = bool({place.node for place in plan.sources} & {place.node for place in plan.destinations})
+    taking = [place.node for place in destinations]
+    is_mixed = len(set(taking)) < len(taking) or bool({place.node for place in sources} & set(taking))
     return "mixed" if is_mixed else "gloo"
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from hybridrl.errors import ReshardError
+from hybridrl.reshard.sizes import MessageSizes
 from hybridrl.reshard.transports import Endpoint, Label
 
 HEADER_BYTES = 64
@@ -55,22 +56,18 @@ def inboxes(endpoint: Endpoint) -> dict[int, Inbox]:
     """Return the inboxes that one rank has to do with, by destination: those that it sends to, and its own.
 
     Raises:
-        ReshardError: When the plan is a source's part only, which does not say what lies beside its messages.
+        ReshardError: When the plan is a source's part without sizes, which does not say what lies beside its messages.
     """
     plan, moves, me = endpoint.plan, endpoint.plan.sent, endpoint.sender
     own = -1 if endpoint.is_source else endpoint.index
     mine = np.union1d(moves.destination[moves.source == me], [own])
     sizes: dict[int, dict[tuple[int, int], int]] = {}
-    rows = np.flatnonzero(np.isin(moves.destination, mine))
-    keys = np.stack([moves.destination[rows], moves.chunk[rows], moves.source[rows]])
-    messages, message_of = np.unique(keys, axis=1, return_inverse=True)
-    payloads = np.zeros(messages.shape[1], dtype=np.int64)
-    np.add.at(payloads, message_of.reshape(-1), moves.num_bytes[rows])
-    for (to, chunk, sender), num_bytes in zip(messages.T.tolist(), payloads.tolist(), strict=True):
-        if not plan.chunks[to]:
+    messages = plan.sizes or MessageSizes.of(moves.take(np.isin(moves.destination, mine)))
+    for (to, chunk, sender), num_bytes in messages:
+        if plan.sizes is None and not plan.chunks[to]:
             raise ReshardError(
                 f"{endpoint.place}: the plan holds only a part of what {plan.destinations[to]} receives; "
-                "open transports with the whole plan"
+                "open transports with the whole plan, or with a part that has the sizes of its neighbours (parts.py)"
             )
         if endpoint.carries(sender, to):
             sizes.setdefault(to, {})[chunk, sender] = HEADER_BYTES + num_bytes

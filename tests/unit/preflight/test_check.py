@@ -449,3 +449,19 @@ def test_all_kinds_of_problems_are_listed_at_once(tmp_path: Path) -> None:
 def test_a_broken_key_causes_no_second_problem(tmp_path: Path) -> None:
     (problem,) = problems(write_experiment(tmp_path), "actor.parallel.tp_size=x")
     assert "actor.parallel.tp_size: got x, expected a whole number >= 1" in problem
+
+
+@pytest.mark.parametrize("wanted", ["nccl", "cuda_ipc"])
+def test_transports_between_devices_are_refused_on_cpu(tmp_path: Path, wanted: str) -> None:
+    (problem,) = problems(write_experiment(tmp_path), f"weight_sync.transport={wanted}")
+    assert f"weight_sync.transport: got {wanted}" in problem and "since platform is cpu" in problem
+
+
+def test_nccl_is_refused_where_two_roles_share_a_device(tmp_path: Path) -> None:
+    overrides = ("platform=cuda", "placement=colocated", "weight_sync.transport=nccl")
+    found = [p for p in problems(write_experiment(tmp_path), *overrides) if "weight_sync.transport" in p]
+    assert len(found) == 1 and "NCCL does not take two ranks on one device" in found[0]
+
+
+def test_mixed_is_accepted_on_cpu(tmp_path: Path) -> None:
+    checked(write_experiment(tmp_path), "weight_sync.transport=mixed")

@@ -98,7 +98,7 @@ def fake_nodes(**options):
 @pytest.mark.parametrize("is_staggered", [False, True])
 def test_nodes_that_share_receive_each_byte_once_and_relay_it(between_nodes, is_staggered):
     plan, have, got, want = fake_nodes(is_staggered=is_staggered)
-    assert choose_transport(plan, is_cuda=False) == "mixed"
+    assert choose_transport(plan.sources, plan.destinations, is_cuda=False) == "mixed"
     sent, received = transfer(plan, have, got, "mixed", versions=(1, 2))
     assert equal(got, want)
     bounds = count_per_node(SOURCES, DESTINATIONS, CANONICAL)
