@@ -146,6 +146,14 @@ class CorrectionLevel(enum.Enum):
     GEOMETRIC = "geometric"
 
 
+class RouterReplay(enum.Enum):
+    """Whose choice of experts an update takes."""
+
+    OFF = "off"  # its own
+    R2 = "r2"  # that of the log-prob pass before it
+    R3 = "r3"  # that of the sampler, as does the log-prob pass
+
+
 class Recompute(enum.Enum):
     """Activations that are dropped after the forward pass."""
 
@@ -222,6 +230,10 @@ class ActorConfig:
     optimizer: OptimizerConfig = setting(OptimizerConfig, "Optimizer")
     micro_batch: MicroBatchConfig = setting(MicroBatchConfig, "Packing")
     recompute: Recompute = setting(Recompute.NONE, "Activations that the backward pass computes again")
+    router_replay: RouterReplay = setting(
+        RouterReplay.OFF,
+        "Experts that an update sends tokens to: its own choice, that of the log-prob pass before it (r2), or the sampler's (r3)",
+    )
     threads_per_rank: int = setting(1, "CPU threads per rank (cpu platform)", at_least=1)
 
 

@@ -66,6 +66,7 @@ def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, s
         sections = ("placement", "rollout", "reward", "algorithm", "weight_sync", "trainer")
         for section in (*sections, "data.eval_path", "data.num_eval_prompts", "data.eval_samples_per_prompt"):
             yield section, "by hybridrl sft"
+        yield "actor.router_replay", "by hybridrl sft"
     if config.platform is Platform.CPU:
         yield "rollout.gpu_memory_fraction", "when platform is cpu"
     else:
