@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
 from hybridrl.engines.vllm.install import ModuleSink
 from hybridrl.engines.vllm.learn import LearnedLayout, learn_layout
@@ -77,6 +78,7 @@ def test_modules_that_share_a_weight_are_both_processed():
     model = ToyModel()
     model.head = type(model.gate_up)()
     model.head.weight = model.gate_up.weight
+    record_metadata_for_reloading(model)
     model.head.quant_method.process_weights_after_loading = lambda layer: setattr(layer, "packed", layer.weight * 10)
     model.gate_up.quant_method.process_weights_after_loading = lambda layer: None
     layout = learn_layout(model, CANONICAL, torch.float32, Place("rollout", 0, "node", "device"))
