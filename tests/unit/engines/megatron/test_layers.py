@@ -11,9 +11,16 @@ import torch.nn.functional as F
 from hybridrl.engines.megatron.layers import CausalAttention, RmsNorm
 
 
-def config(dtype=torch.float32, is_sequence_parallel=False, head_dim=8):
+def config(dtype=torch.float32, is_sequence_parallel=False, head_dim=8, window=None, softmax_type="vanilla"):
     return SimpleNamespace(
-        params_dtype=dtype, use_cpu_initialization=True, sequence_parallel=is_sequence_parallel, kv_channels=head_dim
+        params_dtype=dtype,
+        use_cpu_initialization=True,
+        sequence_parallel=is_sequence_parallel,
+        kv_channels=head_dim,
+        num_attention_heads=4,
+        window_size=window and (window - 1, 0),
+        window_attn_skip_freq=[0, 1],
+        softmax_type=softmax_type,
     )
 
 
@@ -68,4 +75,42 @@ def test_attention_is_causal_and_groups_heads(kv_heads):
     attention = CausalAttention(config())
     got = run(lambda q, k, v: attention(q, k, v, None), query, key, value)
     for a, b in zip(got, run(written_out, query.double(), key.double(), value.double()), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+
+
+def test_values_may_be_narrower_than_keys():
+    query, key, value = torch.randn(6, 3, 4, 8), torch.randn(6, 3, 4, 8), torch.randn(6, 3, 4, 5)
+    weights = (torch.einsum("sbhd,tbhd->bhst", query, key) / 8**0.5).masked_fill(
+        torch.ones(6, 6).triu(1).bool(), -torch.inf
+    )
+    want = torch.einsum("bhst,tbhd->sbhd", weights.softmax(-1), value).flatten(2)
+    torch.testing.assert_close(CausalAttention(config())(query, key, value, None), want)
+
+
+@pytest.mark.parametrize("layer_number", [1, 2])
+@pytest.mark.parametrize("has_sinks", [True, False])
+def test_windows_and_sinks_equal_a_written_out_softmax(layer_number, has_sinks):
+    torch.manual_seed(0)
+    query, key, value = torch.randn(6, 3, 4, 8), torch.randn(6, 3, 2, 8), torch.randn(6, 3, 2, 8)
+    sinks = torch.randn(4)
+    group = SimpleNamespace(tp=SimpleNamespace(size=lambda: 1))
+    fields = config(window=3, softmax_type="learnable" if has_sinks else "vanilla")
+    attention = CausalAttention(fields, layer_number, pg_collection=group)
+
+    def ours(q, k, v, s):
+        weights = {"softmax_offset": s} if has_sinks else {}
+        return torch.func.functional_call(attention, weights, (q, k, v, None)) + 0 * s.sum()
+
+    def written_out(q, k, v, s):
+        k, v = (x.repeat_interleave(2, dim=2) for x in (k, v))
+        scores = torch.einsum("sbhd,tbhd->bhst", q, k) / 8**0.5
+        far = torch.ones(6, 6).triu(1).bool()
+        if layer_number == 2:
+            far |= torch.ones(6, 6).tril(-3).bool()
+        powers = scores.masked_fill(far, -torch.inf).exp()
+        total = powers.sum(-1, keepdim=True) + (s.exp().view(1, 4, 1, 1) if has_sinks else 0)
+        return torch.einsum("bhst,tbhd->sbhd", powers / total, v).flatten(2) + 0 * s.sum()
+
+    got = run(ours, query, key, value, sinks)
+    for a, b in zip(got, run(written_out, *(x.double() for x in (query, key, value, sinks))), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
