@@ -96,6 +96,8 @@ def block_spec(config: TransformerConfig, layer_spec: LayerSpec, pp_rank: int) -
         attention.core_attention = CausalAttention
         _replace_norms(layer.submodules, "input_layernorm", "pre_mlp_layernorm")
         _replace_norms(attention, "q_layernorm", "k_layernorm", "kv_layernorm")
+        if config.multi_latent_attention and config.q_lora_rank is None:
+            attention.q_layernorm = IdentityOp
     return block
 
 
