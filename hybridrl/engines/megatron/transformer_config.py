@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 
+import megatron.core
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.identity_op import IdentityOp
@@ -54,6 +55,11 @@ def transformer_config(
         )
     is_cuda, is_te = platform is Platform.CUDA, layer_spec is LayerSpec.TRANSFORMER_ENGINE
     is_latent = isinstance(spec.layers[0].attention, MlaAttention)
+    if is_latent and fields["q_lora_rank"] is None and not is_te and megatron.core.__version__ >= "0.17":
+        raise EngineError(
+            f"{spec.family}: without Transformer Engine, megatron-core {megatron.core.__version__} cannot build latent "
+            "attention whose query is not compressed; install Transformer Engine or megatron-core 0.16"
+        )
     config_class = MLATransformerConfig if is_latent else YarnTransformerConfig if yarn else TransformerConfig
     return config_class(
         **fields,
