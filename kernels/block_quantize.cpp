@@ -31,22 +31,24 @@ HYBRIDRL_INLINE float float_of(uint32_t bits) {
 
 // Rounds float32 bits, of a magnitude below 464, to the nearest e4m3, ties to even. The spacing of e4m3 is 1/8 of the
 // number's power of two, and never less than 2^-9. Adding 2^20 times that power, whose last mantissa bit is worth one
-// spacing, lets the adder round: the sum's mantissa counts spacings, 8 to 16 of them in each binade. The exponent moves
-// from bias 127 to bias 7 by a constant (-120 - 1) * 8, of which the last byte waits in the adder's mantissa. Only the
-// last byte is of use.
+// spacing, lets the adder round: the sum's mantissa counts spacings, 8 to 16 of them in each binade. What the mantissa
+// of the added number holds beforehand, 8 for each binade above the smallest, makes the sum's the code.
 constexpr uint32_t kMagnitude = 0x7FFFFFFF, kExponent = 0x7F800000, kSmallest = 121u << 23;
-constexpr uint32_t kAdder = (20u << 23) + (-(121u << 3) & 0xFF);
+
+HYBRIDRL_INLINE constexpr uint32_t adder_of(uint32_t power) {
+  return power + (20u << 23) + ((power - kSmallest) >> 20);
+}
 
 HYBRIDRL_INLINE uint8_t round_e4m3(uint32_t bits) {
   const uint32_t power = std::max(bits & kExponent, kSmallest);
-  const uint32_t spacings = bits_of(float_of(bits & kMagnitude) + float_of(power + kAdder));
-  return static_cast<uint8_t>(((spacings + (power >> 20)) & 0x7F) | (bits >> 24 & 0x80));
+  const uint32_t code = bits_of(float_of(bits & kMagnitude) + float_of(adder_of(power)));
+  return static_cast<uint8_t>((code & 0x7F) | (bits >> 24 & 0x80));
 }
 
-// Blocks beside each other, read twice: for their magnitudes and to be quantised. Long rows keep the hardware's
-// prefetcher busy, and the second reading finds the panel in cache.
-constexpr int64_t kPanelBlocks = 64;
-constexpr int64_t kPanelColumns = kPanelBlocks * kQuantBlock;
+// Blocks beside each other, read twice: for their magnitudes and to be quantised. Two panels, one at work and one on
+// its way, are to fit in half of a core's second cache; a row of a panel is long enough to keep a memory page busy.
+constexpr int64_t kPanelBlocks = 8;
+constexpr int64_t kLineBytes = 64;
 
 struct Panel {
   const char* from;
@@ -57,56 +59,95 @@ struct Panel {
   int64_t rows, columns;
 };
 
-// Keeps the largest magnitude of each column. Magnitudes of bfloat16 are in the order of their bits.
-HYBRIDRL_CLONES void raise_most(const char* from, uint16_t* __restrict__ most, int64_t columns) {
-  for (int64_t c = 0; c < columns; ++c) {
-    uint16_t bits;
-    std::memcpy(&bits, from + 2 * c, 2);
-    most[c] = std::max<uint16_t>(most[c], bits & 0x7FFF);
+// Returns the bits of the largest magnitude of a block. Magnitudes of bfloat16 are in the order of their bits.
+HYBRIDRL_CLONES uint16_t largest_magnitude(const Panel& p) {
+  uint16_t most[kQuantBlock] = {};
+  for (int64_t r = 0; r < p.rows; ++r) {
+    for (int64_t c = 0; c < p.columns; ++c) {
+      uint16_t bits;
+      std::memcpy(&bits, p.from + r * p.from_pitch + 2 * c, 2);
+      most[c] = std::max<uint16_t>(most[c], bits & 0x7FFF);
+    }
   }
+  return *std::max_element(most, most + kQuantBlock);
 }
 
-HYBRIDRL_CLONES void quantize_any(const char* from, char* to, const float* inverse, int64_t columns) {
-  for (int64_t c = 0; c < columns; ++c) {
-    uint16_t half;
-    std::memcpy(&half, from + 2 * c, 2);
-    to[c] = static_cast<char>(round_e4m3(bits_of(float_of(static_cast<uint32_t>(half) << 16) * inverse[c])));
+HYBRIDRL_CLONES void quantize_any(const Panel& p, float inverse) {
+  for (int64_t r = 0; r < p.rows; ++r) {
+    for (int64_t c = 0; c < p.columns; ++c) {
+      uint16_t half;
+      std::memcpy(&half, p.from + r * p.from_pitch + 2 * c, 2);
+      const uint32_t bits = static_cast<uint32_t>(half) << 16;
+      p.to[r * p.to_pitch + c] = static_cast<char>(round_e4m3(bits_of(float_of(bits) * inverse)));
+    }
   }
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
+#define HYBRIDRL_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq")))
 
-// The compiler's own version narrows too early and shuffles more.
-__attribute__((target("avx512f,avx512dq"))) void quantize_avx512(const char* from, char* to, const float* inverse,
-                                                                 int64_t columns) {
-  const __m512i magnitude = _mm512_set1_epi32(kMagnitude), exponent = _mm512_set1_epi32(kExponent);
-  const __m512i smallest = _mm512_set1_epi32(kSmallest), adder = _mm512_set1_epi32(kAdder);
-  const __m512i sign = _mm512_set1_epi32(0x80);
-  int64_t c = 0;
-  for (; c + 16 <= columns; c += 16) {
-    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 2 * c));
-    const __m512 value = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
-    const __m512i bits = _mm512_castps_si512(_mm512_mul_ps(value, _mm512_loadu_ps(inverse + c)));
-    const __m512i power = _mm512_max_epu32(_mm512_and_si512(bits, exponent), smallest);
-    const __m512 spacings = _mm512_add_ps(_mm512_castsi512_ps(_mm512_and_si512(bits, magnitude)),
-                                          _mm512_castsi512_ps(_mm512_add_epi32(power, adder)));
-    const __m512i code = _mm512_add_epi32(_mm512_castps_si512(spacings), _mm512_srli_epi32(power, 20));
-    const __m512i all = _mm512_mask_add_epi32(code, _mm512_movepi32_mask(bits), code, sign);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + c), _mm512_cvtepi32_epi8(all));
+// The numbers to add for each power of two that occurs, in the places that the last four bits of its exponent tell.
+HYBRIDRL_AVX512 HYBRIDRL_INLINE __m512 adders() {
+  uint32_t of_power[16];
+  for (uint32_t exponent = kSmallest >> 23; exponent < (kSmallest >> 23) + 16; ++exponent)
+    of_power[exponent % 16] = adder_of(exponent << 23);
+  return _mm512_loadu_ps(of_power);
+}
+
+// The low half of each lane is the code of a magnitude, as round_e4m3 makes it.
+HYBRIDRL_AVX512 HYBRIDRL_INLINE __m512i round_magnitudes(__m512i bits, __m512 inverse, __m512 adders) {
+  const __m512 value = _mm512_mul_ps(_mm512_castsi512_ps(bits), inverse);
+  const __m512i clamped = _mm512_max_epu32(_mm512_castps_si512(value), _mm512_set1_epi32(kSmallest));
+  const __m512 adder = _mm512_permutexvar_ps(_mm512_srli_epi32(clamped, 23), adders);
+  return _mm512_castps_si512(_mm512_add_ps(value, adder));
+}
+
+// Quantises 32 elements: those at even places in the low halves of the lanes, those at odd places in the high ones.
+HYBRIDRL_AVX512 HYBRIDRL_INLINE __m256i round_32(const char* from, __m512 inverse, __m512 adders) {
+  const __m512i halves = _mm512_loadu_si512(from), magnitudes = _mm512_set1_epi16(0x7FFF);
+  const __m512i even = _mm512_slli_epi32(_mm512_and_si512(halves, magnitudes), 16);
+  const __m512i odd = _mm512_and_si512(halves, _mm512_set1_epi32(0x7FFF0000));
+  const __m512i codes = _mm512_mask_blend_epi16(0xAAAAAAAA, round_magnitudes(even, inverse, adders),
+                                                _mm512_slli_epi32(round_magnitudes(odd, inverse, adders), 16));
+  const __m512i signs = _mm512_srli_epi16(halves, 8);
+  constexpr int kFirstUnlessMask = 0xD8;  // bit by bit: mask ? second : first
+  return _mm512_cvtepi16_epi8(_mm512_ternarylogic_epi32(signs, codes, _mm512_set1_epi16(0x7F), kFirstUnlessMask));
+}
+
+// Writes past the caches, where the destination's alignment allows: they are needed for what is read twice.
+HYBRIDRL_AVX512 void quantize_avx512(const Panel& p, float inverse) {
+  const __m512 factor = _mm512_set1_ps(inverse), table = adders();
+  const bool is_aligned = (reinterpret_cast<uintptr_t>(p.to) | p.to_pitch) % kLineBytes == 0;
+  const int64_t whole = p.columns / kLineBytes * kLineBytes;
+  for (int64_t r = 0; r < p.rows; ++r) {
+    const char* from = p.from + r * p.from_pitch;
+    char* to = p.to + r * p.to_pitch;
+    for (int64_t c = 0; c < whole; c += kLineBytes) {
+      const __m512i low = _mm512_castsi256_si512(round_32(from + 2 * c, factor, table));
+      const __m512i line = _mm512_inserti64x4(low, round_32(from + 2 * c + 64, factor, table), 1);
+      if (is_aligned) {
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + c), line);
+      } else {
+        _mm512_storeu_si512(to + c, line);
+      }
+    }
   }
-  quantize_any(from + 2 * c, to + c, inverse + c, columns - c);
+  quantize_any({p.from + 2 * whole, p.from_pitch, p.to + whole, p.to_pitch, nullptr, p.rows, p.columns - whole},
+               inverse);
 }
 
-void quantize_row(const char* from, char* to, const float* inverse, int64_t columns) {
-  static const bool is_wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
-  (is_wide ? quantize_avx512 : quantize_any)(from, to, inverse, columns);
+void quantize(const Panel& p, float inverse) {
+  static const bool is_wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+  (is_wide ? quantize_avx512 : quantize_any)(p, inverse);
 }
+
+void finish_stores() { _mm_sfence(); }
 
 #else
 
-void quantize_row(const char* from, char* to, const float* inverse, int64_t columns) {
-  quantize_any(from, to, inverse, columns);
-}
+void quantize(const Panel& p, float inverse) { quantize_any(p, inverse); }
+
+void finish_stores() {}
 
 #endif
 
@@ -118,19 +159,34 @@ float choose_scale(uint32_t most, float* scale) {
   return most < kBf16Infinity ? kE4m3Max / magnitude : nan;
 }
 
-// Returns whether all elements are finite.
-bool quantize_panel(const Panel& p) {
-  uint16_t most[kPanelColumns] = {}, largest = 0;
-  float inverse[kPanelColumns];
-  for (int64_t r = 0; r < p.rows; ++r) raise_most(p.from + r * p.from_pitch, most, p.columns);
-  for (int64_t b = 0; b < num_blocks(p.columns); ++b) {
-    const int64_t start = b * kQuantBlock, stop = std::min(start + kQuantBlock, p.columns);
-    const uint16_t of_block = *std::max_element(most + start, most + stop);
-    std::fill(inverse + start, inverse + stop, choose_scale(of_block, p.scales + b));
-    largest = std::max(largest, of_block);
+// Returns rows [row, row + rows) and columns [column, column + columns), or what there is of them.
+Panel part_of(const Panel& p, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  return {p.from + row * p.from_pitch + 2 * column, p.from_pitch,
+          p.to + row * p.to_pitch + column,         p.to_pitch,
+          p.scales + column / kQuantBlock,          std::min(rows, p.rows - row),
+          std::min(columns, p.columns - column)};
+}
+
+void fetch_row(const Panel& p, int64_t row) {
+  if (row >= p.rows) return;
+  for (int64_t byte = 0; byte < 2 * p.columns; byte += kLineBytes)
+    __builtin_prefetch(p.from + row * p.from_pitch + byte, 0, 2);
+}
+
+// Quantises a panel, and fetches the rows of the next one while it computes. Returns whether all elements are finite.
+bool quantize_panel(const Panel& p, const Panel& next) {
+  uint16_t largest = 0;
+  int64_t fetched = 0;
+  for (int64_t column = 0; column < p.columns; column += kQuantBlock) {
+    const Panel block = part_of(p, 0, p.rows, column, kQuantBlock);
+    const uint16_t most = largest_magnitude(block);
+    const float inverse = choose_scale(most, block.scales);
+    for (int64_t row = 0; row < p.rows; row += kPanelBlocks) {
+      fetch_row(next, fetched++);
+      quantize(part_of(block, row, kPanelBlocks, 0, kQuantBlock), inverse);
+    }
+    largest = std::max(largest, most);
   }
-  for (int64_t r = 0; r < p.rows; ++r)
-    quantize_row(p.from + r * p.from_pitch, p.to + r * p.to_pitch, inverse, p.columns);
   return largest < kBf16Infinity;
 }
 
@@ -184,6 +240,13 @@ int64_t block_quantize_cpu(const QuantizeSegment* segments, int64_t count, const
     while (segment < known && !damaged.compare_exchange_weak(known, segment)) {
     }
   };
+  const auto after = [&](const Piece& piece, int64_t r, int64_t c) {
+    c += kPanelBlocks;
+    if (c >= piece.units) ++r, c = 0;
+    return r < piece.rows
+               ? panel_of(piece.segment, piece.row + r, piece.unit + c, std::min(kPanelBlocks, piece.units - c))
+               : Panel{};
+  };
   run_parallel(
       grid.data(), count, num_threads, 2 * kQuantBlock * kQuantBlock, [](const BlockRows& b) { return b.blocks; },
       [&](const Piece& piece) {
@@ -191,9 +254,10 @@ int64_t block_quantize_cpu(const QuantizeSegment* segments, int64_t count, const
           for (int64_t c = 0; c < piece.units; c += kPanelBlocks) {
             const int64_t blocks = std::min(kPanelBlocks, piece.units - c);
             const Panel panel = panel_of(piece.segment, piece.row + r, piece.unit + c, blocks);
-            if (!quantize_panel(panel)) note_damage(piece.segment);
+            if (!quantize_panel(panel, after(piece, r, c))) note_damage(piece.segment);
           }
         }
+        finish_stores();
       });
   return damaged == count ? -1 : damaged.load();
 }

@@ -11,7 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -280,6 +280,32 @@ def show(results: list[Result]) -> None:
     Console().print(plans, syncs)
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Seconds to plan one rank of a world with more replicas on both sides."""
+
+    num_ranks: int
+    seconds: float
+
+
+def grow(case: Case, repeats: int) -> list[Growth]:
+    """Plan one rank of a case, then of 2, 4 and 8 times as many replicas: its own moves stay as many."""
+    found = []
+    for times in (1, 2, 4, 8):
+        sizes = replace(case.sizes, dp=times * case.sizes.dp)
+        sides = declare(replace(case, sizes=sizes, num_replicas=times * case.num_replicas))
+        seconds, _ = timed(lambda sides=sides: plan_one_rank(*sides), repeats)  # type: ignore[misc]
+        found.append(Growth(sum(len(side) for side in sides), seconds))
+    return found
+
+
+def show_growth(case: Case, growth: list[Growth]) -> None:
+    table = Table("ranks of both sides", "one rank", title=f"{case.name}, with more replicas", title_justify="left")
+    for entry in growth:
+        table.add_row(str(entry.num_ranks), f"{entry.seconds:.3f} s")
+    Console().print(table)
+
+
 def compare(folder: Path, case: Case, repeats: int) -> megatron_rosters.Comparison:
     """Plan from the training layout of a case to one without pipeline stages, on the same ranks, with both planners."""
     spec, size = model_spec(case.config), case.sizes.world_size
@@ -305,15 +331,18 @@ def main() -> None:
         results.append(result)
         console.print(price_table(price, case.name))
     show(results)
+    growth = grow(CASES[1], options.repeats)
+    show_growth(CASES[1], growth)
     comparisons = []
     if options.megatron.is_dir():
         for case in CASES[:2]:
-            comparisons.append(compare(options.megatron, case, min(options.repeats, 3)))
+            comparisons.append(compare(options.megatron, case, options.repeats))
             megatron_rosters.show(comparisons[-1])
     else:
         console.print(f"no {options.megatron}: `make {options.megatron.name}/.packages` installs it for the comparison")
     if options.json:
-        print(json.dumps({"results": [asdict(r) for r in results], "comparisons": [asdict(c) for c in comparisons]}))
+        lists = {"results": results, "growth": growth, "comparisons": comparisons}
+        print(json.dumps({name: [asdict(entry) for entry in entries] for name, entries in lists.items()}))
 
 
 if __name__ == "__main__":

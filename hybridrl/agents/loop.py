@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hybridrl.data.generation import Completion, SamplingSpec, TokenEngine
+from hybridrl.data.generation import Completion, Routing, SamplingSpec, TokenEngine
 from hybridrl.data.sample import FinishReason, Prompt, Sample
 from hybridrl.data.tokenizer import Tokenizer
 
@@ -58,6 +58,7 @@ class Trajectory:
     loss_mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     policy_versions: list[int] = field(default_factory=list)
+    routing: list[Routing] = field(default_factory=list)
     num_turns: int = 0
 
     def __post_init__(self) -> None:
@@ -81,6 +82,9 @@ class Trajectory:
         completion = await engine.generate(tuple(self.token_ids), turn_sampling)
         assert len(completion.token_ids) == len(completion.logprobs), (prompt_id, completion)
         self._append(completion.token_ids, completion.logprobs, is_policy=True, version=completion.policy_version)
+        if completion.routing is not None:
+            # What an earlier turn sampled stays with the experts that sampled it.
+            self.routing.extend(completion.routing[len(self.routing) :])
         self.num_turns += 1
         return completion
 
@@ -101,7 +105,15 @@ class Trajectory:
             finish_reason=reason,
             num_turns=self.num_turns,
             text=tokenizer.decode(response),
+            routing=self._routing(),
         )
+
+    def _routing(self) -> Routing | None:
+        if not self.routing:
+            return None
+        routing = np.full((len(self.token_ids), *self.routing[0].shape), -1, dtype=np.int16)
+        routing[: len(self.routing)] = self.routing
+        return routing
 
     def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_policy: bool, version: int) -> None:
         self.token_ids.extend(token_ids)

@@ -1,51 +1,37 @@
-"""The policy loss per token, with a clipped ratio.
+"""Policy losses by name, and the terms beside them.
 
-``L_t = -min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t)`` with ``rho_t = exp(logprobs_t - old_logprobs_t)``.
-An engine adds ``kl_coef k3_t - entropy_coef H_t`` where the coefficients are not 0, weighs the tokens (``aggregate.py``)
-and sums them.
-
-Source: PPO, arXiv 1707.06347, equation 7; asymmetric clip: DAPO, arXiv 2503.14476, section 3.1.
+The loss of a token is ``L_t + kl_coef kl_t - entropy_coef H_t``; an engine weighs the tokens (``aggregate.py``) and sums them.
+A loss is a function of the type :data:`hybridrl.algos.loss.tokens.PolicyLoss`: one small file and one line in the table
+below, or a file of the user's that the configuration names.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 
-import torch
+from hybridrl.algos.loss.cispo import cispo
+from hybridrl.algos.loss.clip import clip, dual_clip
+from hybridrl.algos.loss.gmpo import gmpo
+from hybridrl.algos.loss.gspo import gspo
+from hybridrl.algos.loss.sapo import sapo
+from hybridrl.algos.loss.tokens import PolicyLoss, PolicyTokens, TokenLoss
+from hybridrl.config.schema import PolicyLossConfig, PolicyLossKind
+from hybridrl.config.user_function import FunctionReference, load_function
 
-from hybridrl.algos.kl import MAX_LOG_RATIO
+__all__ = ["PolicyLoss", "PolicyLossConfig", "PolicyTokens", "TokenLoss", "make_policy_loss"]
+
+_LOSSES: dict[PolicyLossKind, PolicyLoss] = {
+    PolicyLossKind.CLIP: clip,
+    PolicyLossKind.DUAL_CLIP: dual_clip,
+    PolicyLossKind.GSPO: gspo,
+    PolicyLossKind.CISPO: cispo,
+    PolicyLossKind.SAPO: sapo,
+    PolicyLossKind.GMPO: gmpo,
+}
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyLossConfig:
-    """Coefficients of the policy loss.
-
-    Attributes:
-        clip_low: The ratio is clipped below 1 - clip_low.
-        clip_high: The ratio is clipped above 1 + clip_high.
-        kl_coef: Weight of the k3 term; 0 needs no ref_logprobs.
-        entropy_coef: Weight of the entropy bonus.
-    """
-
-    clip_low: float
-    clip_high: float
-    kl_coef: float = 0.0
-    entropy_coef: float = 0.0
-
-
-def policy_token_loss(
-    logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
-) -> torch.Tensor:
-    """Return the clipped surrogate loss per token.
-
-    Args:
-        logprobs: [...] log-probs under the policy being trained.
-        old_logprobs: [...] log-probs of the same tokens before the update.
-        advantages: [...] advantage of each token.
-
-    Returns:
-        [...] loss, differentiable in `logprobs`; its gradient is 0 where the clip holds.
-    """
-    ratio = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    return -torch.minimum(ratio * advantages, clipped * advantages)
+def make_policy_loss(config: PolicyLossConfig) -> PolicyLoss:
+    """Return the loss that the configuration names; a user's file is run."""
+    if config.path is not None and config.name is not None:
+        return load_function(FunctionReference(Path(config.path), config.name))
+    return _LOSSES[config.kind]

@@ -61,6 +61,9 @@ class TransportName(enum.Enum):
     AUTO = "auto"
     SHM = "shm"
     GLOO = "gloo"
+    MIXED = "mixed"
+    NCCL = "nccl"
+    CUDA_IPC = "cuda_ipc"
 
 
 class LrSchedule(enum.Enum):
@@ -69,6 +72,77 @@ class LrSchedule(enum.Enum):
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
+
+
+class AdvantageEstimator(enum.Enum):
+    """How rewards become advantages."""
+
+    GRPO = "grpo"
+    DR_GRPO = "dr_grpo"
+    RLOO = "rloo"
+    REINFORCE_PP = "reinforce_pp"
+    REINFORCE_PP_BASELINE = "reinforce_pp_baseline"
+    REMAX = "remax"
+    GAE = "gae"
+
+
+class PolicyLossKind(enum.Enum):
+    """How the ratio of new to old probability enters the policy loss."""
+
+    CLIP = "clip"
+    DUAL_CLIP = "dual_clip"
+    GSPO = "gspo"
+    CISPO = "cispo"
+    SAPO = "sapo"
+    GMPO = "gmpo"
+
+
+class LossAggregation(enum.Enum):
+    """How token losses become one number."""
+
+    TOKEN_MEAN = "token_mean"
+    SEQ_MEAN_TOKEN_MEAN = "seq_mean_token_mean"
+    SEQ_MEAN_TOKEN_SUM = "seq_mean_token_sum"
+    SEQ_MEAN_TOKEN_SUM_NORM = "seq_mean_token_sum_norm"
+
+
+class KlEstimator(enum.Enum):
+    """Estimators of the KL divergence per token."""
+
+    K1 = "k1"
+    K2 = "k2"
+    K3 = "k3"
+
+
+class OldPolicy(enum.Enum):
+    """Whose log-probs the ratio of the policy loss compares with."""
+
+    DECOUPLED = "decoupled"
+    BYPASS = "bypass"
+
+
+class CorrectionMethod(enum.Enum):
+    """What happens to importance weights that are out of bounds."""
+
+    NONE = "none"
+    TRUNCATE = "truncate"
+    MASK = "mask"
+
+
+class CorrectionLevel(enum.Enum):
+    """Over what the importance ratio is taken."""
+
+    TOKEN = "token"
+    SEQUENCE = "sequence"
+    GEOMETRIC = "geometric"
+
+
+class Recompute(enum.Enum):
+    """Activations that are dropped after the forward pass."""
+
+    NONE = "none"
+    SELECTIVE = "selective"  # core attention
+    FULL = "full"  # all but the input of each layer
 
 
 @dataclass
@@ -88,9 +162,20 @@ class ParallelConfig:
     pp_size: int = setting(1, "Pipeline-parallel degree", at_least=1)
     ep_size: int = setting(1, "Expert-parallel degree", at_least=1)
     etp_size: int = setting(1, "Tensor-parallel degree inside each expert", at_least=1)
-    cp_size: int = setting(1, "Context-parallel degree; only 1 is supported", at_least=1)
+    cp_size: int = setting(1, "Context-parallel degree: ranks that share the tokens of each sequence", at_least=1)
     dp_size: int = setting(1, "Data-parallel degree of dense layers", at_least=1)
     sequence_parallel: bool = setting(True, "Shard norms and residuals along the sequence when tp_size > 1")
+    vpp_size: int = setting(1, "Model chunks per pipeline rank; above 1 the schedule is interleaved", at_least=1)
+    num_layers_in_first_pipeline_stage: int | None = setting(
+        None, "Layers of the first pipeline rank, over all its chunks; null shares evenly", at_least=1
+    )
+    num_layers_in_last_pipeline_stage: int | None = setting(
+        None, "Layers of the last pipeline rank, over all its chunks; null shares evenly", at_least=1
+    )
+    pipeline_layout: str | None = setting(
+        None,
+        "Explicit stages in Megatron-core's letters, e.g. Et*3|(tt|)*2tL: E embedding, t layer, L loss; null shares evenly",
+    )
 
 
 @dataclass
@@ -109,12 +194,25 @@ class OptimizerConfig:
 
 
 @dataclass
+class MicroBatchConfig:
+    """How the samples of a data-parallel rank become forward passes."""
+
+    tokens: int = setting(
+        8192,
+        "Tokens per micro-batch of each data-parallel rank, over its cp ranks together, at most; samples are packed into it",
+        at_least=1,
+    )
+    is_packed: bool = setting(True, "false pads every sample to the longest instead, for comparison")
+
+
+@dataclass
 class ActorConfig:
     """The Megatron role that is trained."""
 
     parallel: ParallelConfig = setting(ParallelConfig, "Parallel degrees")
     optimizer: OptimizerConfig = setting(OptimizerConfig, "Optimizer")
-    micro_batch_samples_per_rank: int = setting(1, "Samples per micro-batch on each data-parallel rank", at_least=1)
+    micro_batch: MicroBatchConfig = setting(MicroBatchConfig, "Packing")
+    recompute: Recompute = setting(Recompute.NONE, "Activations that the backward pass computes again")
     threads_per_rank: int = setting(1, "CPU threads per rank (cpu platform)", at_least=1)
 
 
@@ -173,23 +271,109 @@ class RewardConfig:
 
 
 @dataclass
-class AlgorithmConfig:
-    """GRPO."""
+class AdvantageConfig:
+    """From rewards to advantages."""
 
-    prompts_per_step: int = setting(32, "Prompts per step, over all replicas", at_least=1)
-    samples_per_prompt: int = setting(8, "Samples per prompt: the group of group-normalised advantages", at_least=2)
-    mini_batches_per_step: int = setting(1, "Optimizer steps per batch", at_least=1)
+    estimator: AdvantageEstimator = setting(AdvantageEstimator.GRPO, "Estimator that comes with HybridRL")
+    path: str | None = setting(None, "Python file with an estimator of your own", is_input_path=True)
+    name: str | None = setting(None, "Function in that file, taking (inputs, config)")
+    epsilon: float = setting(1e-4, "Added to the standard deviation that divides", at_least=0)
+
+
+@dataclass
+class PolicyLossConfig:
+    """The policy loss per token and the terms beside it."""
+
+    kind: PolicyLossKind = setting(PolicyLossKind.CLIP, "Loss that comes with HybridRL")
+    path: str | None = setting(
+        None, "Python file with a loss of your own, readable on every training node", is_input_path=True
+    )
+    name: str | None = setting(None, "Function in that file, taking (tokens, config)")
     clip_low: float = setting(0.2, "Ratio is clipped below 1 - clip_low", above=0, at_most=1)
     clip_high: float = setting(0.28, "Ratio is clipped above 1 + clip_high", above=0)
-    advantage_epsilon: float = setting(1e-4, "Added to the standard deviation of a group's rewards", at_least=0)
-    max_importance_weight: float | None = setting(
-        2.0,
-        "Bound on the weight exp(old_logprobs - rollout_logprobs) of each token's advantage, which makes up for samples of "
-        "older versions; null weighs every token by 1",
+    dual_clip: float = setting(3.0, "Bound on the ratio where the advantage is negative (dual_clip)", above=1)
+    positive_temperature: float = setting(1.0, "Steepness of the gate where the advantage is positive (sapo)", above=0)
+    negative_temperature: float = setting(1.05, "Steepness of the gate where it is negative (sapo)", above=0)
+    entropy_coef: float = setting(0.0, "Weight of the entropy bonus", at_least=0)
+    kl_coef: float = setting(
+        0.0, "Weight of the KL to the frozen reference, the starting checkpoint; 0 runs without one", at_least=0
+    )
+    kl_estimator: KlEstimator = setting(KlEstimator.K3, "Estimator of that KL per token")
+    kl_unbiased_gradient: bool = setting(
+        False, "Give k1 and k3 the gradient of k2, whose expectation is the gradient of the KL"
+    )
+
+
+@dataclass
+class RewardKlConfig:
+    """KL to the frozen reference, which is the starting checkpoint, taken off the reward of each token."""
+
+    coef: float = setting(0.0, "Weight, or the first one with a target; 0 runs without", at_least=0)
+    estimator: KlEstimator = setting(KlEstimator.K1, "Estimator per token")
+    target: float | None = setting(
+        None, "KL per token that an adaptive weight steers to; null keeps the weight", above=0
+    )
+    horizon_samples: int = setting(10_000, "Samples over which an adaptive weight reacts", at_least=1)
+
+
+@dataclass
+class RolloutCorrectionConfig:
+    """What makes up for samples that another policy, or another engine, drew."""
+
+    old_policy: OldPolicy = setting(
+        OldPolicy.DECOUPLED,
+        "Compute old_logprobs with the trainer and weigh by their ratio to the sampler's, or take the sampler's for them",
+    )
+    method: CorrectionMethod = setting(
+        CorrectionMethod.TRUNCATE,
+        "Cut importance weights exp(old_logprobs - rollout_logprobs) at max_weight, set those outside the bounds to 0, or "
+        "weigh everything by 1",
+    )
+    level: CorrectionLevel = setting(
+        CorrectionLevel.TOKEN, "Ratio of each token, of the whole sequence, or its geometric mean per token"
+    )
+    min_weight: float = setting(0.0, "Smallest weight that is kept (mask)", at_least=0, at_most=1)
+    max_weight: float = setting(2.0, "Largest weight", at_least=1)
+
+
+@dataclass
+class OverlongConfig:
+    """A penalty on responses that come close to a limit."""
+
+    max_tokens: int | None = setting(
+        None, "Policy tokens at which the whole penalty is due; null turns it off", at_least=1
+    )
+    buffer_tokens: int = setting(0, "Tokens before max_tokens over which the penalty grows from 0", at_least=0)
+    penalty: float = setting(1.0, "Reward taken off at max_tokens", above=0)
+
+
+@dataclass
+class AlgorithmConfig:
+    """What is learnt from the samples of a step. The defaults are GRPO."""
+
+    prompts_per_step: int = setting(32, "Prompts per step, over all replicas", at_least=1)
+    samples_per_prompt: int = setting(8, "Samples per prompt: the group of group-normalised advantages", at_least=1)
+    mini_batches_per_step: int = setting(1, "Optimizer steps per batch", at_least=1)
+    max_sampling_rounds: int = setting(
+        1,
+        "Rounds of rollouts per step, at most: above 1, prompts whose samples all have the same reward are replaced by new "
+        "ones (dynamic sampling)",
         at_least=1,
     )
-    kl_coef: float = setting(0.0, "Weight of the k3 KL term to the frozen reference; 0 runs without one", at_least=0)
-    entropy_coef: float = setting(0.0, "Weight of the entropy bonus", at_least=0)
+    loss_aggregation: LossAggregation = setting(LossAggregation.TOKEN_MEAN, "Average of the token losses")
+    loss_norm_tokens: int | None = setting(
+        None, "Tokens that each sequence's summed loss is divided by (seq_mean_token_sum_norm)", at_least=1
+    )
+    advantage: AdvantageConfig = setting(AdvantageConfig, "Advantages")
+    policy_loss: PolicyLossConfig = setting(PolicyLossConfig, "Policy loss")
+    reward_kl: RewardKlConfig = setting(RewardKlConfig, "KL taken off the reward")
+    rollout_correction: RolloutCorrectionConfig = setting(RolloutCorrectionConfig, "Off-policy correction")
+    overlong: OverlongConfig = setting(OverlongConfig, "Length penalty")
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the log-probs of the frozen reference are used."""
+        return self.policy_loss.kl_coef > 0 or self.reward_kl.coef > 0
 
 
 @dataclass
@@ -197,11 +381,24 @@ class WeightSyncConfig:
     """Weights from the actor to the rollout replicas."""
 
     transport: TransportName = setting(
-        TransportName.AUTO, "auto uses shared memory inside a node and gloo between nodes"
+        TransportName.AUTO,
+        "auto: on cpu shm inside a node, gloo between nodes, mixed where there are both kinds of pairs; on cuda cuda_ipc inside a "
+        "node, nccl between nodes",
     )
     verify: bool = setting(True, "Compare canonical checksums of every transferred piece")
     chunk_mib: int = setting(64, "Largest message between two ranks, in MiB; bounds the staging memory", at_least=1)
     timeout_s: float = setting(120.0, "Seconds that one weight sync may take", above=0)
+    probe_every: int = setting(
+        50,
+        "Weight syncs from one probe prompt, scored by both engines, to the next; the first sync of a connection is always probed, "
+        "and with 0 no other",
+        at_least=0,
+    )
+    probe_tolerance: float | None = setting(
+        None,
+        "Largest difference of the engines' log-probs on the probe prompt, in nats; null: 0.01 when both engines use float32, else 1",
+        above=0,
+    )
 
 
 @dataclass

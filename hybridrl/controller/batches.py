@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridrl.algos.aggregate import LossAggregation, loss_weights
-from hybridrl.algos.importance import truncated_importance_weights
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch, pad_rows
 from hybridrl.data.sample import Sample
 from hybridrl.observability.records import RolloutRecord
-from hybridrl.rewards.result import RewardResult
+
+WeighLosses = Callable[[NDArray[np.bool_]], Floats]
+"""Loss mask of the global batch of one update -> weights of its token losses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +47,20 @@ class ScoredBatch:
         return np.where(oldest < 0, 0, version - oldest)
 
 
-def score_batch(samples: Sequence[Sample], result: RewardResult) -> ScoredBatch:
-    """Pad the samples that could be scored; the others are left out."""
-    used = tuple(sample for sample, is_scored in zip(samples, result.is_scored, strict=True) if is_scored)
-    groups = {prompt_id: index for index, prompt_id in enumerate(dict.fromkeys(s.prompt.prompt_id for s in used))}
-    lengths = np.array([len(sample.token_ids) for sample in used], dtype=np.int32)
+def make_batch(samples: Sequence[Sample], rewards: Sequence[float]) -> ScoredBatch:
+    """Pad samples that were scored."""
+    groups = {prompt_id: index for index, prompt_id in enumerate(dict.fromkeys(s.prompt.prompt_id for s in samples))}
+    lengths = np.array([len(sample.token_ids) for sample in samples], dtype=np.int32)
     width = int(lengths.max(initial=1))
-    loss_mask = pad_rows([s.loss_mask for s in used], width, np.bool_)
-    versions = pad_rows([s.policy_versions for s in used], width, np.int32)
+    loss_mask = pad_rows([s.loss_mask for s in samples], width, np.bool_)
+    versions = pad_rows([s.policy_versions for s in samples], width, np.int32)
     return ScoredBatch(
-        samples=used,
-        rewards=result.rewards[result.is_scored].astype(np.float64),
-        group_ids=np.array([groups[sample.prompt.prompt_id] for sample in used], dtype=np.int64),
-        sequences=SequenceBatch(pad_rows([s.token_ids for s in used], width, np.int32), lengths),
+        samples=tuple(samples),
+        rewards=np.array(rewards, dtype=np.float64),
+        group_ids=np.array([groups[sample.prompt.prompt_id] for sample in samples], dtype=np.int64),
+        sequences=SequenceBatch(pad_rows([s.token_ids for s in samples], width, np.int32), lengths),
         loss_mask=loss_mask,
-        rollout_logprobs=pad_rows([s.rollout_logprobs for s in used], width, np.float32),
+        rollout_logprobs=pad_rows([s.rollout_logprobs for s in samples], width, np.float32),
         policy_versions=np.where(loss_mask, versions, -1).astype(np.int32),
     )
 
@@ -70,34 +69,28 @@ def policy_batch(
     batch: ScoredBatch,
     old_logprobs: Floats,
     ref_logprobs: Floats | None,
-    advantages: NDArray[np.float32],
-    max_importance_weight: float | None,
+    advantages: Floats,
+    weigh: WeighLosses,
 ) -> PolicyBatch:
     """Join everything that an update needs.
 
     Args:
         old_logprobs: [num_samples, max_tokens].
         ref_logprobs: [num_samples, max_tokens], or None.
-        advantages: [num_samples]; every token of a sample gets its sample's, times its importance weight.
-        max_importance_weight: Bound on those weights; None takes 1.
+        advantages: [num_samples, max_tokens].
     """
-    weights = batch.loss_mask.astype(np.float32)
-    if max_importance_weight is not None:
-        weights = truncated_importance_weights(
-            old_logprobs, batch.rollout_logprobs, batch.loss_mask, max_importance_weight
-        )
     return PolicyBatch(
         sequences=batch.sequences,
         loss_mask=batch.loss_mask,
         rollout_logprobs=batch.rollout_logprobs,
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,
-        advantages=(weights * advantages[:, None]).astype(np.float32),
-        loss_weights=loss_weights(LossAggregation.TOKEN_MEAN, batch.loss_mask),
+        advantages=advantages,
+        loss_weights=weigh(batch.loss_mask),
     )
 
 
-def mini_batches(batch: PolicyBatch, num_mini_batches: int) -> list[PolicyBatch]:
+def mini_batches(batch: PolicyBatch, num_mini_batches: int, weigh: WeighLosses) -> list[PolicyBatch]:
     """Cut a batch into consecutive parts, each weighed as a global batch of its own; empty parts are left out.
 
     Example: 10 rows in 3 mini-batches are rows 0..3, 4..6 and 7..9.
@@ -105,16 +98,13 @@ def mini_batches(batch: PolicyBatch, num_mini_batches: int) -> list[PolicyBatch]
     if num_mini_batches == 1:
         return [batch]
     parts = np.array_split(np.arange(batch.sequences.num_samples), num_mini_batches)
-    return [_reweigh(batch.select(rows)) for rows in parts if len(rows)]
+    selected = [batch.select(rows) for rows in parts if len(rows)]
+    return [replace(part, loss_weights=weigh(part.loss_mask)) for part in selected]
 
 
 def rollout_records(batch: ScoredBatch, policy: PolicyBatch) -> list[RolloutRecord]:
     """Return what is written to disk about each sample."""
     return [_record(batch, policy, row) for row in range(len(batch.samples))]
-
-
-def _reweigh(part: PolicyBatch) -> PolicyBatch:
-    return replace(part, loss_weights=loss_weights(LossAggregation.TOKEN_MEAN, part.loss_mask))
 
 
 def _record(batch: ScoredBatch, policy: PolicyBatch, row: int) -> RolloutRecord:

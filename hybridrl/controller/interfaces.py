@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
+from hybridrl.data.generation import Completion
 from hybridrl.data.sample import Prompt, Sample
 from hybridrl.observability.records import Metric, RolloutRecord
 from hybridrl.rewards.result import RewardResult
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from hybridrl.controller.weight_sync import SyncReport
     from hybridrl.engines.megatron.results import UpdateMetrics
     from hybridrl.reshard.executor import TransferReport
+    from hybridrl.reshard.plan import Plan
+    from hybridrl.reshard.transports import Rendezvous
     from hybridrl.roles.megatron_group import TokenLogprobs
 
 
@@ -49,7 +52,26 @@ class SupervisedActor(Protocol):
 
 
 class WeightSource(Protocol):
-    """The side of a weight sync that has the new weights."""
+    """The side of a weight sync that has the new weights; see :class:`hybridrl.roles.megatron_group.MegatronGroup`."""
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel degree."""
+        ...
+
+    def rendezvous(self) -> tuple[str, int]:
+        """Return an address where source 0 can listen and a free port there."""
+        ...
+
+    def connect_sync(
+        self, rendezvous: Rendezvous, parts: Sequence[Plan], *, verify: bool, timeout_s: float
+    ) -> Future[None]:
+        """Connect each rank to its part of a plan; earlier connections are closed."""
+        ...
+
+    def logprobs(self, batch: SequenceBatch) -> Future[TokenLogprobs]:
+        """Compute log-probs under the weights that would be sent."""
+        ...
 
     def send_weights(self, version: int, timeout_s: float) -> Future[list[TransferReport]]:
         """Send all weights as `version`; one report per rank."""
@@ -65,7 +87,20 @@ class RolloutGroup(Protocol):
 
 
 class WeightDestination(Protocol):
-    """The side of a weight sync that gets the new weights."""
+    """The side of a weight sync that gets the new weights; see :class:`hybridrl.roles.rollout_group.RolloutReplicas`."""
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas that are there."""
+        ...
+
+    def connect_sync(self, rendezvous: Rendezvous, parts: Sequence[Plan], *, timeout_s: float) -> Future[None]:
+        """Connect each worker to its part of a plan; earlier connections are closed."""
+        ...
+
+    def probe(self, token_ids: Sequence[int], num_tokens: int, timeout_s: float) -> Future[list[Completion]]:
+        """Let every replica continue a prompt; one answer per replica."""
+        ...
 
     def pause(self, timeout_s: float) -> Future[None]:
         """Let running completions finish and hold new ones."""

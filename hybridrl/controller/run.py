@@ -24,6 +24,7 @@ from hybridrl.data.tokenizer import load_tokenizer
 from hybridrl.errors import ConfigError
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.observability.recorder import RunRecorder
+from hybridrl.observability.report import Decode
 from hybridrl.rewards.score import make_scorer
 from hybridrl.roles.future import wait_for
 
@@ -38,12 +39,13 @@ def train(config: ExperimentConfig) -> int:
     Raises:
         HybridRLError: What ended the run; the message says where and what to do next.
     """
-    dataset = open_dataset(config.data, load_tokenizer(Path(config.model.path)), config.seed)
+    tokenizer = load_tokenizer(Path(config.model.path))
+    dataset = open_dataset(config.data, tokenizer, config.seed)
 
     def run(recorder: RunRecorder) -> str:
         with (
             contextlib.closing(make_scorer(config.reward, config.data.task)) as scorer,
-            start_roles(config, recorder.run_dir) as roles,
+            start_roles(config, recorder.run_dir, dataset.train.first.token_ids) as roles,
         ):
             trainer = Trainer(
                 config.trainer,
@@ -62,7 +64,7 @@ def train(config: ExperimentConfig) -> int:
                 wait_for(roles.actor.save_checkpoint((recorder.run_dir / _HF_FOLDER).absolute()))
         return _summary(result)
 
-    return _recorded(config, config.trainer.num_steps, _what_starts(config), run)
+    return _recorded(config, config.trainer.num_steps, _what_starts(config), run, tokenizer.decode)
 
 
 def sft(config: ExperimentConfig) -> int:
@@ -87,12 +89,14 @@ def sft(config: ExperimentConfig) -> int:
             wait_for(actor.save_checkpoint(output.absolute()))
         return f"checkpoint: {output}"
 
-    return _recorded(config, config.sft.num_steps, f"starting {_ranks(config)}", run)
+    return _recorded(config, config.sft.num_steps, f"starting {_ranks(config)}", run, tokenizer.decode)
 
 
-def _recorded(config: ExperimentConfig, num_steps: int, status: str, run: Callable[[RunRecorder], str]) -> int:
+def _recorded(
+    config: ExperimentConfig, num_steps: int, status: str, run: Callable[[RunRecorder], str], decode: Decode = str
+) -> int:
     """Run inside a run folder that is left whole; print the last line."""
-    recorder = RunRecorder(Path(config.runs_dir), config.name, resolved_yaml(config), num_steps)
+    recorder = RunRecorder(Path(config.runs_dir), config.name, resolved_yaml(config), num_steps, decode=decode)
     try:
         with _stop_signals(), recorder:
             recorder.status(status)

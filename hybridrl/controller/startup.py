@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridrl.algos.policy_loss import PolicyLossConfig
-from hybridrl.config.schema import ExperimentConfig, ModelInit, TransportName, WeightSyncConfig
+from hybridrl.config.schema import ExperimentConfig, ModelInit
+from hybridrl.controller.connection import Connector
+from hybridrl.controller.probe import make_probe
 from hybridrl.controller.weight_sync import WeightSyncer
-from hybridrl.errors import EngineError
+from hybridrl.layout.cost import sequence_cost
+from hybridrl.layout.families import read_model_spec
 from hybridrl.layout.parallel import ParallelSizes, parallel_sizes
 from hybridrl.layout.shard import ShardMap
-from hybridrl.reshard.planner import build_plan, lower_bound_bytes
-from hybridrl.reshard.transports import Rendezvous, remove_leftovers
+from hybridrl.reshard.transports import remove_leftovers
 from hybridrl.roles.deadline import inner_s
 from hybridrl.roles.future import wait_for, wait_for_both
 from hybridrl.roles.megatron_group import MegatronGroup
@@ -38,11 +39,12 @@ class Roles:
 
 
 @contextmanager
-def start_roles(config: ExperimentConfig, run_dir: Path) -> Iterator[Roles]:
+def start_roles(config: ExperimentConfig, run_dir: Path, probe_token_ids: Sequence[int]) -> Iterator[Roles]:
     """Start training ranks and replicas at the same time and connect them; end them all with the context.
 
     Args:
         run_dir: Gets the logs of worker processes after an error.
+        probe_token_ids: Of the probe prompt (``probe.py``).
 
     Raises:
         EngineError: A rank did not start; names role, rank and phase.
@@ -59,7 +61,9 @@ def start_roles(config: ExperimentConfig, run_dir: Path) -> Iterator[Roles]:
         try:
             rollout_maps_pending = rollout.start()
             actor_maps, rollout_maps = wait_for_both(actor.start(), rollout_maps_pending)
-            yield Roles(actor, rollout, connect(actor, rollout, actor_maps, rollout_maps, config.weight_sync, session))
+            yield Roles(
+                actor, rollout, connect(actor, rollout, actor_maps, rollout_maps, config, session, probe_token_ids)
+            )
         finally:
             rollout.close()
             actor.close()
@@ -103,39 +107,27 @@ def connect(
     rollout: RolloutReplicas,
     actor_maps: Sequence[ShardMap],
     rollout_maps: Sequence[ShardMap],
-    config: WeightSyncConfig,
+    config: ExperimentConfig,
     session: str,
+    probe_token_ids: Sequence[int],
 ) -> WeightSyncer:
     """Plan the weight sync and connect both roles to the plan.
 
     Args:
         session: From :func:`sync_session`.
+        probe_token_ids: Of the probe prompt (``probe.py``).
 
     Raises:
         ReshardError: No plan exists; names the parameter and the range.
         EngineError: A rank could not connect.
     """
-    plan = build_plan(actor_maps, rollout_maps, chunk_bytes=config.chunk_mib << 20)
-    host, port = actor.rendezvous()
-    kind = _transport([*actor_maps, *rollout_maps], config.transport)
-    rendezvous = Rendezvous(kind.value, session, host, port, inner_s(config.timeout_s))
-    wait_for_both(
-        actor.connect_sync(rendezvous, plan, verify=config.verify, timeout_s=config.timeout_s),
-        rollout.connect_sync(rendezvous, plan, timeout_s=config.timeout_s),
-    )
-    return WeightSyncer(actor, rollout, plan, lower_bound_bytes(actor_maps, rollout_maps), config)
-
-
-def _transport(maps: Sequence[ShardMap], wanted: TransportName) -> TransportName:
-    nodes = {shard_map.place.node for shard_map in maps}
-    if wanted is TransportName.SHM and len(nodes) > 1:
-        raise EngineError(
-            f"weight_sync.transport: shm, but actor and rollout run on {len(nodes)} nodes, which share no memory; use auto or "
-            "gloo, or ask for no more than one node has"
-        )
-    if wanted is not TransportName.AUTO:
-        return wanted
-    return TransportName.SHM if len(nodes) == 1 else TransportName.GLOO
+    sync = config.weight_sync
+    precisions = (config.model.precision, config.rollout.precision)
+    probe = make_probe(probe_token_ids, sync.probe_tolerance, precisions, config.rollout.max_model_tokens)
+    connector = Connector(actor, rollout, actor_maps, sync, config.platform, session)
+    syncer = WeightSyncer(actor, rollout, connector, sync, probe)
+    syncer.connect(rollout_maps)
+    return syncer
 
 
 def _model_folder(config: ExperimentConfig) -> Path:
@@ -163,17 +155,17 @@ def _actor(
         precision=config.model.precision,
         platform=config.platform,
         seed=config.seed,
-        has_reference=algorithm.kl_coef > 0,
+        has_reference=algorithm.needs_reference,
         num_optimizer_steps=num_updates,
         timeout_s=inner_s(config.trainer.train_timeout_s),
     )
-    loss = PolicyLossConfig(algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef, algorithm.entropy_coef)
     return MegatronGroup(
         pools[placed.actor[0].pool],
         placed.actor,
         sizes,
         launch,
         temperature=config.rollout.temperature,
-        loss=loss,
+        loss=algorithm.policy_loss,
+        cost=sequence_cost(read_model_spec(launch.folder)),
         timeouts=config.trainer,
     )

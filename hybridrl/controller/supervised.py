@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from hybridrl.algos.aggregate import LossAggregation, loss_weights
+from hybridrl.algos.aggregate import loss_weights
+from hybridrl.config.schema import LossAggregation
 from hybridrl.controller.interfaces import Recorder, SupervisedActor
 from hybridrl.data.demonstrations import Demonstration, pad_demonstrations
 from hybridrl.data.stream import Stream

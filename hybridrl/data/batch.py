@@ -24,10 +24,13 @@ class SequenceBatch:
     Attributes:
         token_ids: [num_samples, max_tokens] int32, padded with 0.
         lengths: [num_samples] int32; real tokens of each row.
+        routing: [num_samples, max_tokens, num_moe_layers, top_k] int16 experts to replay, -1 where the router is free; None to
+            replay none.
     """
 
     token_ids: NDArray[np.int32]
     lengths: NDArray[np.int32]
+    routing: NDArray[np.int16] | None = None
 
     @property
     def num_samples(self) -> int:
@@ -41,7 +44,8 @@ class SequenceBatch:
 
     def select(self, rows: NDArray[np.int64]) -> SequenceBatch:
         """Return the given rows, in that order."""
-        return SequenceBatch(self.token_ids[rows], self.lengths[rows])
+        routing = None if self.routing is None else self.routing[rows]
+        return SequenceBatch(self.token_ids[rows], self.lengths[rows], routing)
 
 
 @dataclass(frozen=True, slots=True)

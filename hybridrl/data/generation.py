@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hybridrl.data.sample import FinishReason
+
+Routing = NDArray[np.int16]
+"""[num_tokens, num_moe_layers, top_k] experts that tokens chose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +47,15 @@ class Completion:
             temperature and top-p.
         finish_reason: STOP at a stop token, LENGTH at a limit.
         policy_version: Version of the weights that sampled every token.
+        routing: [num_tokens - 1, num_moe_layers, top_k] int16 experts of each token of prompt and completion but the last, which
+            was never computed; None when they were not recorded.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     policy_version: int
+    routing: Routing | None = None
 
 
 class TokenEngine(Protocol):

@@ -52,6 +52,8 @@ class Sample:
         policy_versions: [num_tokens] int32; version that sampled the token, -1 where loss_mask is False.
         num_turns: Number of policy turns.
         text: The response, all turns, special tokens shown.
+        routing: [num_tokens, num_moe_layers, top_k] int16 experts that the sampler chose, -1 where it computed nothing (the last
+            token of the sample); None when they were not recorded.
     """
 
     prompt: Prompt
@@ -63,6 +65,7 @@ class Sample:
     finish_reason: FinishReason
     num_turns: int
     text: str
+    routing: NDArray[np.int16] | None = None
 
     @property
     def num_response_tokens(self) -> int:

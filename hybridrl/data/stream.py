@@ -57,6 +57,11 @@ class Stream(Generic[T]):
         """Whole passes over the data so far; 0 for generated items."""
         return self._position // self._source.num_items if self._source.num_items else 0
 
+    @property
+    def first(self) -> T:
+        """The item at position 0, wherever the stream stands."""
+        return self._source.at(0)
+
     def take(self, count: int) -> list[T]:
         """Return the next `count` items."""
         items = [self._source.at(position) for position in range(self._position, self._position + count)]

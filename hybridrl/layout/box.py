@@ -20,6 +20,7 @@ class DType(enum.Enum):
     INT64 = "I64"
     INT32 = "I32"
     UINT8 = "U8"
+    FLOAT8_E4M3 = "F8_E4M3"
 
     @property
     def itemsize(self) -> int:
@@ -27,7 +28,15 @@ class DType(enum.Enum):
         return _ITEMSIZE[self]
 
 
-_ITEMSIZE = {DType.FLOAT32: 4, DType.BFLOAT16: 2, DType.FLOAT16: 2, DType.INT64: 8, DType.INT32: 4, DType.UINT8: 1}
+_ITEMSIZE = {
+    DType.FLOAT32: 4,
+    DType.BFLOAT16: 2,
+    DType.FLOAT16: 2,
+    DType.INT64: 8,
+    DType.INT32: 4,
+    DType.UINT8: 1,
+    DType.FLOAT8_E4M3: 1,
+}
 
 
 @dataclass(frozen=True, slots=True, order=True)

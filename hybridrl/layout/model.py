@@ -98,6 +98,11 @@ class ModelSpec:
     layers: tuple[DecoderLayer, ...]
     mtp_layers: tuple[MtpLayer, ...] = ()
 
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """Indices of the decoder layers with experts."""
+        return tuple(index for index, layer in enumerate(self.layers) if isinstance(layer.mlp, MoeMlp))
+
     def tensors(self) -> dict[str, CanonicalTensor]:
         """Return every tensor of the checkpoint by name, in model order."""
         return dict(_index_tensors(self))

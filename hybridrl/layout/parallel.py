@@ -6,6 +6,7 @@ Dense and expert layers have grids of their own over the same world: dense ``tp 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hybridrl.config.schema import ParallelConfig
@@ -63,6 +64,20 @@ class Coordinates:
     etp: int
     ep: int
     edp: int
+
+
+def sequence_alignment(config: ParallelConfig) -> int:
+    """Return the number that the tokens of each sequence are a multiple of: two chunks for each context-parallel rank."""
+    return 2 * config.cp_size if config.cp_size > 1 else 1
+
+
+def alignment(config: ParallelConfig) -> int:
+    """Return the number that the tokens of a micro-batch are a multiple of.
+
+    Besides :func:`sequence_alignment`, sequence parallelism cuts the tokens of each context-parallel rank into tp equal parts.
+    """
+    is_cut = config.sequence_parallel and config.tp_size > 1
+    return math.lcm(sequence_alignment(config), config.cp_size * (config.tp_size if is_cut else 1))
 
 
 def parallel_sizes(config: ParallelConfig) -> ParallelSizes:

@@ -24,7 +24,7 @@ from hybridrl.observability.metrics_log import MetricsLog
 from hybridrl.observability.phases import PhaseTimer
 from hybridrl.observability.progress import Progress, open_progress
 from hybridrl.observability.records import Metric, Outcome, RolloutRecord
-from hybridrl.observability.report import Report
+from hybridrl.observability.report import Decode, Report
 from hybridrl.observability.rollout_file import write_rollouts
 
 
@@ -36,6 +36,7 @@ class RunRecorder:
         name: Name of the run; the folder gets a numeric suffix when it exists.
         resolved_config: YAML text of the configuration that runs.
         num_steps: Steps that the run intends to take.
+        decode: Turns token ids into text, for the report.
         report_interval_s: Least seconds between two rewrites of the report.
         progress: Display; None takes a live one on a terminal and plain lines elsewhere.
     """
@@ -47,13 +48,14 @@ class RunRecorder:
         resolved_config: str,
         num_steps: int,
         *,
+        decode: Decode = str,
         report_interval_s: float = 10.0,
         progress: Progress | None = None,
     ) -> None:
         self.run_dir = create_run_dir(runs_dir, name)
         write_text_atomic(self.run_dir / "config.resolved.yaml", resolved_config)
         self._log = MetricsLog(self.run_dir)
-        self._report = Report(self.run_dir / "report.html", self.run_dir.name, num_steps, resolved_config)
+        self._report = Report(self.run_dir / "report.html", self.run_dir.name, num_steps, resolved_config, decode)
         self._report_interval_s = report_interval_s
         self._report_written_at = float("-inf")
         self._progress = open_progress(self.run_dir.name, num_steps) if progress is None else progress

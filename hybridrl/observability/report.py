@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
@@ -25,6 +25,10 @@ _MAX_POINTS = 2000
 _MAX_SAMPLED_STEPS = 32
 _SAMPLES_PER_STEP = 8
 _MAX_TEXT_CHARACTERS = 4000
+_WORST_PER_STEP = 5
+_CONTEXT_TOKENS = 12
+
+Decode = Callable[[Sequence[int]], str]
 _DATA_MARK = "/*data*/"
 _PLOTLY_MARK = "/*plotly*/"
 
@@ -37,16 +41,19 @@ class Report:
         name: Name of the run.
         num_steps: Steps that the run intends to take.
         resolved_config: YAML text of its configuration.
+        decode: Turns token ids into text, for the tokens on which the two engines differ most.
     """
 
-    def __init__(self, path: Path, name: str, num_steps: int, resolved_config: str) -> None:
+    def __init__(self, path: Path, name: str, num_steps: int, resolved_config: str, decode: Decode = str) -> None:
         self.path = path
         self._name = name
         self._num_steps = num_steps
         self._resolved_config = resolved_config
         self._started = _now()
         self._rows: list[tuple[int, dict[str, float | None]]] = []
+        self._decode = decode
         self._samples: dict[int, list[dict[str, object]]] = {}
+        self._worst: dict[int, list[dict[str, object]]] = {}
         self._sample_stride = 1
 
     def add_metrics(self, step: int, metrics: Mapping[str, Metric]) -> None:
@@ -58,11 +65,13 @@ class Report:
         """Add some rollouts of one step; samples of the newest step and of evenly spaced earlier ones are kept."""
         every = max(1, len(rollouts) // _SAMPLES_PER_STEP)
         self._samples[step] = [_sample(rollout) for rollout in rollouts[::every][:_SAMPLES_PER_STEP]]
+        self._worst[step] = _worst_tokens(rollouts, self._decode)
         if len(self._samples) > _MAX_SAMPLED_STEPS:
             self._sample_stride *= 2
         self._samples = {
             kept: rows for kept, rows in self._samples.items() if kept == step or kept % self._sample_stride == 0
         }
+        self._worst = {kept: self._worst[kept] for kept in self._samples}
 
     def write(self, outcome: Outcome) -> None:
         """Replace the page by one with everything added so far."""
@@ -87,6 +96,7 @@ class Report:
             "steps": [step for step, _ in rows],
             "series": {name: [metrics.get(name) for _, metrics in rows] for name in names},
             "samples": self._samples,
+            "worst": self._worst,
         }
 
 
@@ -112,6 +122,32 @@ def _sample(rollout: RolloutRecord) -> dict[str, object]:
         "turns": rollout.num_turns,
         "tokens": int(produced.sum()),
         "version": int(rollout.policy_versions.max(initial=-1)),
+    }
+
+
+def _worst_tokens(rollouts: Sequence[RolloutRecord], decode: Decode) -> list[dict[str, object]]:
+    """Return the tokens whose two log-probs lie farthest apart, with what stands around them."""
+    found = []
+    for rollout in rollouts:
+        gaps = np.where(rollout.loss_mask, np.abs(rollout.rollout_logprobs - rollout.old_logprobs), -1.0)
+        for token in np.argsort(-gaps)[:_WORST_PER_STEP]:
+            if math.isfinite(gaps[token]) and gaps[token] >= 0:
+                found.append((float(gaps[token]), rollout, int(token)))
+    found.sort(key=lambda entry: -entry[0])
+    return [_worst_token(gap, rollout, token, decode) for gap, rollout, token in found[:_WORST_PER_STEP]]
+
+
+def _worst_token(gap: float, rollout: RolloutRecord, token: int, decode: Decode) -> dict[str, object]:
+    ids = rollout.token_ids.tolist()
+    return {
+        "gap": gap,
+        "sampler": float(rollout.rollout_logprobs[token]),
+        "trainer": float(rollout.old_logprobs[token]),
+        "where": f"{rollout.prompt_id} sample {rollout.sample_index}, token {token} of {len(ids)}",
+        "version": int(rollout.policy_versions[token]),
+        "before": decode(ids[max(0, token - _CONTEXT_TOKENS) : token]),
+        "token": decode(ids[token : token + 1]),
+        "after": decode(ids[token + 1 : token + 1 + _CONTEXT_TOKENS]),
     }
 
 

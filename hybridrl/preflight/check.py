@@ -17,6 +17,7 @@ from hybridrl.config.schema import ExperimentConfig
 from hybridrl.errors import ConfigError
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import parallel_sizes
+from hybridrl.preflight.algorithm import check_algorithm
 from hybridrl.preflight.batch import BatchArithmetic, check_batch, check_tokens
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.inputs import check_inputs
@@ -74,6 +75,7 @@ def check_draft(draft: Draft, command: Command) -> Checked:
     if command is Command.TRAIN:
         check_tokens(report, config)
         check_sampling(report, config)
+        check_algorithm(report, config)
     check_inputs(report, config, command)
     check_optimizer(report, config, command)
     check_modes(report, config, command)

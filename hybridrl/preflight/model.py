@@ -12,6 +12,7 @@ from hybridrl.layout.families import read_model_spec
 from hybridrl.layout.features import training_obstacles
 from hybridrl.layout.model import GatedMlp, GqaAttention, MlaAttention, ModelSpec, MoeMlp
 from hybridrl.preflight.command import Command
+from hybridrl.preflight.pipeline import check_pipeline
 from hybridrl.preflight.report import Report, divisors
 from hybridrl.preflight.tokenizer import check_tokenizer
 
@@ -68,7 +69,7 @@ def _check_weights(report: Report, config: ExperimentConfig, command: Command, s
 def _check_actor_degrees(report: Report, parallel: ParallelConfig, spec: ModelSpec) -> None:
     attention = spec.layers[0].attention
     _check_heads(report, f"{_PARALLEL}.tp_size", parallel.tp_size, attention)
-    _check_divides(report, f"{_PARALLEL}.pp_size", parallel.pp_size, len(spec.layers), "layers")
+    check_pipeline(report, parallel, spec)
     dense_sizes = {layer.mlp.intermediate_size for layer in spec.layers if isinstance(layer.mlp, GatedMlp)}
     for size in sorted(dense_sizes):
         _check_divides(

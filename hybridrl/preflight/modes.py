@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hybridrl.config.schema import ExperimentConfig, LrSchedule, Platform, TaskName
+from hybridrl.preflight.algorithm import unread_by_algorithm
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
 
@@ -23,8 +24,6 @@ def check_modes(report: Report, config: ExperimentConfig, command: Command) -> N
 
 def _check_parallel(report: Report, config: ExperimentConfig) -> None:
     parallel = config.actor.parallel
-    if parallel.cp_size > 1:
-        report.add("actor.parallel.cp_size", parallel.cp_size, "1: context parallelism is not supported", "set it to 1")
     ranks = parallel.tp_size * parallel.cp_size * parallel.dp_size
     expert_ranks = parallel.ep_size * parallel.etp_size
     if ranks % expert_ranks:
@@ -50,6 +49,7 @@ def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, s
     """Yield keys and sections that have no effect, and why."""
     if command is Command.TRAIN:
         yield "sft", "by hybridrl train"
+        yield from unread_by_algorithm(config.algorithm)
     else:
         sections = ("placement", "rollout", "reward", "algorithm", "weight_sync", "trainer")
         for section in (*sections, "data.eval_path", "data.num_eval_prompts"):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from hybridrl.config.schema import ExperimentConfig, Placement, Platform
+from hybridrl.config.schema import ExperimentConfig, Placement, Platform, TransportName
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
+
+_BETWEEN_DEVICES = (TransportName.NCCL, TransportName.CUDA_IPC)
 
 
 def check_platform(report: Report, config: ExperimentConfig, command: Command) -> None:
     """Check that training can reach the memory in which its platform keeps weights."""
+    if command is Command.TRAIN:
+        _check_transport(report, config)
     if command is Command.TRAIN and config.platform is Platform.CUDA:
         _refuse_training_on_gpus(report)
         _check_devices_are_not_shared(report, config)
@@ -26,3 +30,13 @@ def _check_devices_are_not_shared(report: Report, config: ExperimentConfig) -> N
             "split, since platform is cuda: weights do not move between two processes on one device (no CUDA IPC)"
         )
         report.add("placement", "colocated", expected, "set it to split", related=("platform",))
+
+
+def _check_transport(report: Report, config: ExperimentConfig) -> None:
+    key, wanted = "weight_sync.transport", config.weight_sync.transport
+    if wanted in _BETWEEN_DEVICES and config.platform is Platform.CPU:
+        expected = "auto, shm, gloo or mixed, since platform is cpu: it moves bytes between CUDA devices"
+        report.add(key, wanted.value, expected, "set it to auto", related=("platform",))
+    elif wanted is TransportName.NCCL and config.placement is Placement.COLOCATED:
+        expected = "auto or cuda_ipc, since placement is colocated: NCCL does not take two ranks on one device"
+        report.add(key, wanted.value, expected, "set it to auto, or placement to split", related=("placement",))

@@ -4,6 +4,8 @@ Directly, every destination gets every piece from a source. Shared, what several
 node holds crosses into the node once, to one of them, and the others *relay* it from there: it is on the wire as often, but on
 the node's fast links instead of the network.
 
+A destination whose element type is wider than the sources' takes its pieces directly: a relay would carry the wider type.
+
 Worked example: two replicas of TP 2 on one node, sources elsewhere. Each half of the model goes to one rank of each replica: 4
 halves cross the network directly; shared, 2 cross it and 2 go from rank to rank.
 """
@@ -21,6 +23,7 @@ from hybridrl.layout.shard import Place
 from hybridrl.reshard.balance import Deal, Wish, deal_out
 from hybridrl.reshard.boxes import IntArray
 from hybridrl.reshard.geometry import Held, Wanted, World
+from hybridrl.reshard.table import itemsizes
 
 _NONE: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -131,6 +134,7 @@ class Shared:
             own = wanted.of_table(table)
             sets = held.holder_set[wanted.cell[own]]
             is_near = np.array([place.node in members for members in nodes], dtype=bool)[sets]
+            is_near |= _is_widened(world, held, wanted, own)
             near = np.flatnonzero(is_near)
             demands.append((place, Wish.of(sets[near], wanted.num_bytes[own[near]], near)))
             far.setdefault(place.node, []).append((destination, np.flatnonzero(~is_near)))
@@ -156,6 +160,14 @@ class Shared:
     def served_by(self, source: int) -> Services:
         """Return what one source serves."""
         return self._services.where(self._services.source == source)
+
+
+def _is_widened(world: World, held: Held, wanted: Wanted, pieces: IntArray) -> NDArray[np.bool_]:
+    """Return [len(pieces)] bool: whether the destination's element type is wider than the one that travels."""
+    is_widened: NDArray[np.bool_] = itemsizes(world.destinations.rows.dtype[wanted.row[pieces]]) > itemsizes(
+        held.dtype[wanted.cell[pieces]]
+    )
+    return is_widened
 
 
 def _service(destination: int, deal: Deal) -> Services:

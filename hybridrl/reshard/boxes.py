@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,12 +32,13 @@ class Boxes:
         return len(self.tensor)
 
     def __getitem__(self, rows: IntArray | NDArray[np.bool_] | list[int]) -> Boxes:
-        return Boxes(self.tensor[rows], self.start[rows], self.stop[rows])
+        index = np.flatnonzero(rows) if isinstance(rows, np.ndarray) and rows.dtype == bool else rows
+        return Boxes(self.tensor.take(index), self.start.take(index, axis=0), self.stop.take(index, axis=0))
 
     def volumes(self) -> IntArray:
         """Return [n] int64, the number of elements of each box; 0 where it is empty."""
-        volume: IntArray = np.prod(np.maximum(self.stop - self.start, 0), axis=1)
-        return volume
+        extents = np.maximum(self.stop - self.start, 0)
+        return functools.reduce(np.multiply, extents.T)  # numpy reduces short rows slowly
 
     def intersect(self, other: Boxes) -> Boxes:
         """Return the common box row by row; it may be empty."""
@@ -108,14 +110,30 @@ def disjoint_cells(boxes: Boxes) -> Cells:
 
 def distinct_boxes(boxes: Boxes) -> Cells:
     """Return each box once, and which of the original boxes equal it."""
-    keys = [*boxes.stop.T[::-1], *boxes.start.T[::-1], boxes.tensor]
-    order = np.lexsort(keys)
-    ordered = boxes[order]
-    is_new = np.ones(len(order), dtype=bool)
-    is_new[1:] = np.diff(ordered.tensor) != 0
-    for edges in (ordered.start, ordered.stop):
-        is_new[1:] |= (np.diff(edges, axis=0) != 0).any(axis=1)
-    return Cells(ordered[is_new], np.cumsum(is_new) - 1, order)
+    keys = packed([boxes.tensor, *boxes.start.T, *boxes.stop.T])
+    order = np.lexsort(keys[::-1])
+    is_new = np.zeros(len(order), dtype=bool)
+    for key in keys:
+        is_new |= np.diff(key[order], prepend=-1) != 0
+    return Cells(boxes[order[is_new]], np.cumsum(is_new) - 1, order)
+
+
+def packed(columns: list[IntArray], below: int = 1 << 62) -> list[IntArray]:
+    """Return fewer columns of the same lexicographic order; all are at least 0, and as long as `below` allows below it.
+
+    Example: columns [0, 1] and [7, 4] -> one column [7, 12], since the second is below 8.
+    """
+    kept: list[IntArray] = []
+    room = 0
+    for column in columns:
+        extent = int(column.max(initial=0)) + 1
+        if extent <= room:
+            kept[-1] = kept[-1] * extent + column
+            room //= extent
+        else:
+            kept.append(column)
+            room = below // extent
+    return kept
 
 
 def _cut(cells: Cells, tensors: IntArray) -> Cells:

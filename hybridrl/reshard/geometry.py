@@ -5,7 +5,9 @@ Everything here is computed once per distinct map: replicas have equal maps.
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +17,16 @@ import numpy as np
 from hybridrl.errors import ReshardError
 from hybridrl.layout.box import Box
 from hybridrl.layout.shard import Place, ShardMap
-from hybridrl.reshard.boxes import Boxes, IntArray, disjoint_cells, distinct_boxes, first_missing, first_overlap, match
+from hybridrl.reshard.boxes import (
+    Boxes,
+    IntArray,
+    disjoint_cells,
+    distinct_boxes,
+    first_missing,
+    first_overlap,
+    match,
+    packed,
+)
 from hybridrl.reshard.table import DTYPES, ShardTable, itemsizes, shard_tables
 
 Maps = Sequence[ShardMap | ShardTable]
@@ -74,7 +85,7 @@ class Rows:
         return cls(
             first=np.cumsum([0, *sizes])[:-1],
             boxes=Boxes(
-                np.concatenate([own[table.tensor] for table, own in zip(tables, numbers, strict=True)]),
+                np.concatenate([own.take(table.tensor) for table, own in zip(tables, numbers, strict=True)]),
                 np.concatenate([table.start for table in tables]),
                 np.concatenate([table.stop for table in tables]),
             ),
@@ -82,7 +93,7 @@ class Rows:
             local=local,
             offset=np.concatenate([table.offset for table in tables]),
             strides=np.concatenate([table.strides for table in tables]),
-            dtype=np.concatenate([table.dtype for table in tables])[local],
+            dtype=np.concatenate([table.dtype for table in tables]).take(local),
             local_names=tuple(itertools.chain.from_iterable(table.locals for table in tables)),
         )
 
@@ -112,10 +123,30 @@ class World:
         tables = shard_tables([*sources, *destinations])
         num_dims = max(table.num_dims for table in tables)
         sides = [tables[: len(sources)], tables[len(sources) :]]
-        names = dict.fromkeys(itertools.chain.from_iterable(table.names for table in _distinct(tables)))
-        numbers = dict(zip(names, range(len(names)), strict=True))
+        numbers = _Numbers()
         both = [_side(own, numbers, num_dims) for own in sides]
-        return cls(both[0], both[1], tuple(names), *_shapes(both, len(names), num_dims))
+        names = numbers.names()
+        return cls(both[0], both[1], names, *_shapes(both, len(names), num_dims))
+
+
+class _Numbers:
+    """Numbers canonical names as they come; maps with the same names share an array."""
+
+    def __init__(self) -> None:
+        self._of_name: dict[str, int] = defaultdict(itertools.count().__next__)
+        self._of_names: dict[tuple[str, ...], IntArray] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names, by number."""
+        return tuple(self._of_name)
+
+    def of(self, names: tuple[str, ...]) -> IntArray:
+        """Return the number of each name."""
+        known = self._of_names.get(names)  # one look-up: hashing thousands of names takes a while
+        if known is None:
+            known = np.fromiter(map(self._of_name.__getitem__, names), np.int64, len(names))
+            self._of_names[names] = known
+        return known
 
 
 def _distinct(tables: Sequence[ShardTable]) -> list[ShardTable]:
@@ -126,10 +157,10 @@ def _distinct(tables: Sequence[ShardTable]) -> list[ShardTable]:
     return list(first.values())
 
 
-def _side(tables: Sequence[ShardTable], numbers: dict[str, int], num_dims: int) -> Side:
+def _side(tables: Sequence[ShardTable], numbers: _Numbers, num_dims: int) -> Side:
     kept = [table.widened(num_dims) for table in _distinct(tables)]
     position = {table.digest: index for index, table in enumerate(kept)}
-    own = [np.fromiter(map(numbers.__getitem__, table.names), np.int64, len(table.names)) for table in kept]
+    own = [numbers.of(table.names) for table in kept]
     return Side(tuple(table.place for table in tables), kept, own, [position[table.digest] for table in tables])
 
 
@@ -141,7 +172,9 @@ def _shapes(sides: Sequence[Side], num_tensors: int, num_dims: int) -> tuple[Int
     for index, (table, own) in reversed(list(enumerate(both))):
         shapes[own], ndims[own], first[own] = table.shapes, table.ndims, index
     for table, own in both:
-        is_other = (shapes[own] != table.shapes).any(axis=1) | (ndims[own] != table.ndims)
+        is_other = functools.reduce(
+            np.logical_or, (shapes.take(own, axis=0) != table.shapes).T, ndims[own] != table.ndims
+        )
         for row in np.flatnonzero(is_other)[:1]:
             place, number = both[first[own[row]]][0].place, own[row]
             expected, got = (
@@ -203,7 +236,7 @@ def _holder_sets(cell: IntArray, owner: IntArray) -> tuple[IntArray, list[tuple[
         alike = np.flatnonzero(counts == count)
         holders = owner[first[alike][:, None] + np.arange(count)]
         group = np.zeros(len(alike), dtype=np.int64)
-        for column in holders.T:
+        for column in packed(list(holders.T), below=1 << 31):
             group = np.unique(group * (int(column.max()) + 1) + column, return_inverse=True)[1]
         _, example = np.unique(group, return_index=True)
         numbers[alike] = group + len(sets)
@@ -307,13 +340,16 @@ def _split(pieces: Boxes, item: IntArray, chunk_bytes: int) -> tuple[Boxes, IntA
     Returns:
         The parts, and [num_parts] int64, the piece of each.
     """
-    rows = pieces.stop[:, 0] - pieces.start[:, 0]
-    per_part = np.maximum(1, chunk_bytes // (pieces.volumes() // rows * item))
-    counts = -(-rows // per_part)
-    part_of = np.repeat(np.arange(len(rows)), counts)
-    index = np.arange(len(part_of)) - np.repeat(np.cumsum(counts) - counts, counts)
-    start, stop = pieces.start[part_of], pieces.stop[part_of]
-    first = start[:, 0] + index * per_part[part_of]
-    stop[:, 0] = np.minimum(first + per_part[part_of], stop[:, 0])
-    start[:, 0] = first
-    return Boxes(pieces.tensor[part_of], start, stop), part_of
+    per_part = pieces.stop[:, 0] - pieces.start[:, 0]
+    counts, volumes = np.ones_like(item), pieces.volumes()
+    large = np.flatnonzero(volumes * item > chunk_bytes)
+    rows = per_part[large]
+    per_part[large] = np.maximum(1, chunk_bytes // (volumes[large] // rows * item[large]))
+    counts[large] = -(-rows // per_part[large])
+    part_of = np.repeat(np.arange(len(counts)), counts)
+    index = np.arange(len(part_of)) - (np.cumsum(counts) - counts).take(part_of)
+    parts, extent = pieces[part_of], per_part.take(part_of)
+    first = parts.start[:, 0] + index * extent
+    parts.stop[:, 0] = np.minimum(first + extent, parts.stop[:, 0])
+    parts.start[:, 0] = first
+    return parts, part_of

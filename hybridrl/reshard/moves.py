@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import overload
 
 import numpy as np
@@ -73,6 +74,16 @@ class RegionTable:
     offset: IntArray
     strides: IntArray
     dtype: IntArray
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[RegionTable]) -> RegionTable:
+        """Return the regions of all parts, in order."""
+        first = np.cumsum([0, *(len(part.names) for part in parts)])
+        return cls(
+            tuple(chain.from_iterable(part.names for part in parts)),
+            np.concatenate([part.local + at for part, at in zip(parts, first[:-1], strict=True)]),
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in ("offset", "strides", "dtype")),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +163,26 @@ class MoveTable(Sequence[Move]):
         shapes, ndims = self.shapes.tolist(), self.ndims.tolist()
         return {self.names[i]: CanonicalTensor(self.names[i], tuple(shapes[i][: ndims[i]])) for i in used}
 
+    @classmethod
+    def concatenate(cls, parts: Sequence[MoveTable]) -> MoveTable:
+        """Return the moves of all parts, in order; they speak of the same canonical tensors."""
+        names = ("source", "destination", "chunk", "is_wire")
+        source, destination, chunk, is_wire = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in names
+        )
+        return cls(
+            parts[0].names,
+            parts[0].shapes,
+            parts[0].ndims,
+            Boxes.concatenate([part.boxes for part in parts]),
+            source,
+            destination,
+            chunk,
+            is_wire,
+            RegionTable.concatenate([part.read for part in parts]),
+            RegionTable.concatenate([part.write for part in parts]),
+        )
+
     def take(self, rows: IntArray | NDArray[np.bool_]) -> MoveTable:
         """Return the moves of some rows, in that order."""
         read, write = (
@@ -160,6 +191,24 @@ class MoveTable(Sequence[Move]):
         )
         picked = (self.source[rows], self.destination[rows], self.chunk[rows], self.is_wire[rows])
         return MoveTable(self.names, self.shapes, self.ndims, self.boxes[rows], *picked, read, write)
+
+
+def trim(*tables: MoveTable) -> tuple[MoveTable, ...]:
+    """Return the same moves without the names of tensors that none of them moves; the tables go on sharing their names."""
+    used, tensor = np.unique(np.concatenate([table.boxes.tensor for table in tables]), return_inverse=True)
+    first = tables[0]
+    names = tuple(first.names[index] for index in used.tolist())
+    cuts = np.split(tensor.reshape(-1), np.cumsum([len(table) for table in tables])[:-1])
+    return tuple(
+        replace(
+            table,
+            names=names,
+            shapes=first.shapes[used],
+            ndims=first.ndims[used],
+            boxes=replace(table.boxes, tensor=own),
+        )
+        for table, own in zip(tables, cuts, strict=True)
+    )
 
 
 def _regions(table: RegionTable, ndims: list[int]) -> Iterator[Region]:

@@ -6,12 +6,15 @@ Built by ``planner.py``, priced and printed without a process, executed by ``exe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hybridrl.errors import ReshardError
+import numpy as np
+from numpy.typing import NDArray
+
 from hybridrl.layout.shard import CanonicalTensor, Place
 from hybridrl.reshard.moves import Move, MoveTable, Region
+from hybridrl.reshard.sizes import MessageSizes
 
 __all__ = ["Chunk", "Move", "Plan", "Region"]
 
@@ -37,8 +40,9 @@ class Plan:
     Attributes:
         moves: Ordered by destination, then chunk.
         chunks: Per destination; empty for destinations that a rank's part does not describe.
-        relays: Moves between destinations of one node: `source` is an index into `destinations`, and a relay follows the move
-            that brought its box there. Only plans for pricing have any.
+        relays: Moves between destinations of one node: `source` is an index into `destinations`, and a relay is in the same
+            chunk as the move that brought its box there.
+        sizes: Of all messages to the destinations that a rank's part sends to, and to itself; None where the moves say it.
     """
 
     sources: tuple[Place, ...]
@@ -46,28 +50,56 @@ class Plan:
     moves: MoveTable
     chunks: tuple[tuple[Chunk, ...], ...]
     relays: MoveTable
+    sizes: MessageSizes | None = None
 
     @cached_property
     def canonical(self) -> Mapping[str, CanonicalTensor]:
         """Shape of every tensor that moves."""
-        return self.moves.canonical()
+        return self.sent.canonical()
 
     @cached_property
     def wire_bytes(self) -> int:
         """Payload bytes that leave the memory of a device."""
         return sum(int(moves.num_bytes[moves.is_wire].sum()) for moves in (self.moves, self.relays))
 
-    def messages(self) -> Iterator[tuple[tuple[int, int, int], list[Move]]]:
-        """Yield ((destination, chunk, source), moves) in execution order.
+    def wire_bytes_to(self, destination: int) -> int:
+        """Return the payload bytes that one destination takes from other devices."""
+        sent = self.sent
+        return int(sent.num_bytes[sent.is_wire & (sent.destination == destination)].sum())
 
-        Raises:
-            ReshardError: When destinations relay to each other, which no transport does.
-        """
-        if len(self.relays):
-            raise ReshardError(
-                "a plan that shares inside nodes can be priced but not executed; build it without is_shared"
-            )
+    @cached_property
+    def network_bytes(self) -> int:
+        """Payload bytes that leave a node."""
+        nodes = {node: i for i, node in enumerate(dict.fromkeys(place.node for place in self.senders))}
+        of_source, of_destination = (
+            np.array([nodes[place.node] for place in side], dtype=np.int64)
+            for side in (self.sources, self.destinations)
+        )
+        is_far = of_source[self.moves.source] != of_destination[self.moves.destination]
+        return int(self.moves.num_bytes[is_far].sum())
+
+    @cached_property
+    def senders(self) -> tuple[Place, ...]:
+        """All that send: the sources, then the destinations, which relay."""
+        return (*self.sources, *self.destinations)
+
+    @cached_property
+    def sent(self) -> MoveTable:
+        """Moves, then relays; `source` is an index into `senders`."""
+        relays = replace(self.relays, source=self.relays.source + len(self.sources))
+        return MoveTable.concatenate([self.moves, relays]) if len(relays) else self.moves
+
+    def is_near(self, sender: int, destination: int) -> bool:
+        """Whether two ranks are on one node."""
+        return self.senders[sender].node == self.destinations[destination].node
+
+    def where(self, rows: NDArray[np.bool_]) -> Iterator[tuple[tuple[int, int, int], list[Move]]]:
+        """Yield ((destination, chunk, sender), moves) of some rows of `sent`, in execution order."""
         grouped: dict[tuple[int, int, int], list[Move]] = {}
-        for move in self.moves:
+        for move in self.sent.take(rows):
             grouped.setdefault((move.destination, move.chunk, move.source), []).append(move)
         yield from grouped.items()
+
+    def messages(self) -> Iterator[tuple[tuple[int, int, int], list[Move]]]:
+        """Yield ((destination, chunk, sender), moves), in execution order."""
+        yield from self.where(np.ones(len(self.sent), dtype=bool))

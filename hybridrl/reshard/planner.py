@@ -15,11 +15,13 @@ two moves, [0:8, 0:4] from the first source and [0:8, 4:8] from the second; 32 +
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridrl.layout.shard import Place
 from hybridrl.reshard.assignment import NO_RELAYS, Assignment, Direct, Relays, Services, Shared
 from hybridrl.reshard.bound import lower_bound_bytes
 from hybridrl.reshard.boxes import Boxes, IntArray
@@ -41,19 +43,27 @@ __all__ = [
 
 
 def build_plan(
-    sources: Maps, destinations: Maps, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES, is_staggered: bool = False
+    sources: Maps,
+    destinations: Maps,
+    *,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    is_staggered: bool = False,
+    is_shared: bool = False,
 ) -> Plan:
     """Plan every element of every destination.
 
     Args:
         chunk_bytes: Bound on what a destination receives per chunk, hence on its staging memory.
         is_staggered: Whether destinations begin at different layers (``schedule.py``).
+        is_shared: Whether what several destinations of a node want crosses into it once (``assignment.py``); such a plan
+            needs a transport that carries relays, shm or mixed.
 
     Raises:
         ReshardError: Naming the parameter and range when no source holds it, shapes differ, or a destination holds a
             canonical element twice.
     """
-    return Planner(sources, destinations, chunk_bytes=chunk_bytes, is_staggered=is_staggered).whole()
+    planner = Planner(sources, destinations, chunk_bytes=chunk_bytes, is_staggered=is_staggered, is_shared=is_shared)
+    return planner.whole()
 
 
 def plan_for_source(
@@ -101,7 +111,12 @@ class Planner:
         self._held = held = Held.of(world)
         self._wanted = wanted = Wanted.of(world, held, chunk_bytes)
         self._assigned: Assignment = (Shared if is_shared else Direct)(world, held, wanted)
-        self._schedule = Schedule(world, wanted, chunk_bytes, is_staggered=is_staggered)
+        self._schedule = Schedule(world, wanted, chunk_bytes, is_staggered=is_staggered, is_shared=is_shared)
+
+    @property
+    def places(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+        """Sources and destinations, in the order of their maps."""
+        return self._world.sources.places, self._world.destinations.places
 
     def whole(self) -> Plan:
         """Return every move."""
@@ -118,7 +133,7 @@ class Planner:
         return self._plan(self._assigned.received_by(destination), relays.where(own), (destination,))
 
     def _plan(self, services: Services, relays: Relays, described: Collection[int]) -> Plan:
-        sources, destinations = self._world.sources.places, self._world.destinations.places
+        sources, destinations = self.places
         chunks = [self._schedule.chunks(d) if d in described else () for d in range(len(destinations))]
         return Plan(sources, destinations, self._direct(services), tuple(chunks), self._relayed(relays))
 
@@ -189,7 +204,10 @@ def _number_devices(world: World) -> tuple[IntArray, IntArray]:
 
 def _regions(rows: Rows, row: IntArray, boxes: Boxes) -> RegionTable:
     """Return where boxes inside the shards `row` lie in their local tensors; keeps only the names that occur."""
-    strides = rows.strides[row]
-    offset = rows.offset[row] + ((boxes.start - rows.boxes.start[row]) * strides).sum(axis=1)
+    strides = rows.strides.take(row, axis=0)
+    offset = rows.offset[row] + functools.reduce(
+        np.add, ((boxes.start - rows.boxes.start.take(row, axis=0)) * strides).T
+    )
     used, local = np.unique(rows.local[row], return_inverse=True)
-    return RegionTable(tuple(rows.local_names[i] for i in used), local, offset, strides, rows.dtype[row])
+    names = tuple(map(rows.local_names.__getitem__, used.tolist()))
+    return RegionTable(names, local, offset, strides, rows.dtype[row])

@@ -48,7 +48,7 @@ class CopyProgram:
         *,
         sums_only: bool = False,
     ) -> None:
-        self.tensors = tuple(dict.fromkeys(move.tensor for move, _ in copies))
+        self.tensors = () if side is None else tuple(dict.fromkeys(move.tensor for move, _ in copies))
         slots = {tensor: slot for slot, tensor in enumerate(self.tensors)}
         self._side = side or ops.Side.SOURCE
         is_plain = [side is None or sums_only or _converts(move, copy) for move, copy in copies]

@@ -1,34 +1,16 @@
-"""Reward functions written by users: ``file.py:function`` taking (response: str, answer: str) and returning a number.
-
-:func:`find_function` checks a reference without running the file; :func:`load_function` runs it, in the process that
-scores.
-"""
+"""Reward functions written by users: ``file.py:function`` taking (response: str, answer: str) and returning a number."""
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from hybridrl.config import user_function
+from hybridrl.config.user_function import FunctionReference
 from hybridrl.errors import ConfigError
 
 RewardFunction = Callable[[str, str], float]
-_EXPECTED = "expected file.py:function"
-_NUM_ARGUMENTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionReference:
-    """Where a reward function is written."""
-
-    path: Path
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.name}"
+_ARGUMENTS = ("response: str", "answer: str")
 
 
 def find_function(reference: str) -> FunctionReference:
@@ -41,31 +23,10 @@ def find_function(reference: str) -> FunctionReference:
     path_text, separator, name = reference.rpartition(":")
     path = Path(path_text)
     if not separator or not name.isidentifier() or path.suffix != ".py":
-        raise ConfigError(f"got {reference!r}, {_EXPECTED}, for example rewards.py:score")
-    if not path.is_file():
-        raise ConfigError(f"got {reference!r}, {_EXPECTED}, but {path} is no file; correct the path")
-    try:
-        module = ast.parse(path.read_bytes(), filename=str(path))
-    except (SyntaxError, ValueError) as e:
-        raise ConfigError(f"got {reference!r}, {_EXPECTED}, but {path} is not Python ({e}); correct the file") from e
-    functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
-    if name not in functions:
-        there = ", ".join(functions) or "none"
-        raise ConfigError(
-            f"got {reference!r}, but {path} defines no function {name!r} (functions: {there}); correct the name"
-        )
-    _check_arguments(reference, functions[name].args)
-    return FunctionReference(path, name)
-
-
-def _check_arguments(reference: str, arguments: ast.arguments) -> None:
-    positional = [*arguments.posonlyargs, *arguments.args]
-    num_required = len(positional) - len(arguments.defaults)
-    has_room = len(positional) >= _NUM_ARGUMENTS or arguments.vararg is not None
-    has_required_keywords = any(default is None for default in arguments.kw_defaults)
-    if num_required > _NUM_ARGUMENTS or not has_room or has_required_keywords:
-        names = ", ".join(argument.arg for argument in positional)
-        raise ConfigError(f"got {reference!r} with arguments ({names}), expected (response: str, answer: str)")
+        raise ConfigError(f"got {reference!r}, expected file.py:function, for example rewards.py:score")
+    found = FunctionReference(path, name)
+    user_function.find_function(found, _ARGUMENTS)
+    return found
 
 
 def load_function(reference: FunctionReference) -> RewardFunction:
@@ -74,11 +35,4 @@ def load_function(reference: FunctionReference) -> RewardFunction:
     Raises:
         ImportError: When the file cannot be loaded; whatever the file raises passes through.
     """
-    spec = importlib.util.spec_from_file_location(f"hybridrl_reward_{reference.path.stem}", reference.path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{reference.path}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    function: RewardFunction = getattr(module, reference.name)
-    return function
+    return user_function.load_function(reference)

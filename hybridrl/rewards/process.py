@@ -11,7 +11,7 @@ import sys
 import time
 from typing import IO
 
-from hybridrl.rewards.function import FunctionReference
+from hybridrl.config.user_function import FunctionReference
 from hybridrl.rewards.result import FailureKind, Score, ScoringFailure
 
 

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hybridrl.config.schema import RewardConfig, RewardFailure, TaskName
+from hybridrl.config.user_function import FunctionReference
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError
-from hybridrl.rewards.function import FunctionReference, RewardFunction, find_function
+from hybridrl.rewards.function import RewardFunction, find_function
 from hybridrl.rewards.process import ScoringProcess
 from hybridrl.rewards.result import FailureKind, RewardResult, Score, ScoringFailure, collect_scores
 from hybridrl.rewards.tasks import task_reward

@@ -18,7 +18,8 @@ import traceback
 from pathlib import Path
 from typing import TextIO
 
-from hybridrl.rewards.function import FunctionReference, RewardFunction, load_function
+from hybridrl.config.user_function import FunctionReference
+from hybridrl.rewards.function import RewardFunction, load_function
 from hybridrl.rewards.result import FailureKind
 
 _MAX_MESSAGE_CHARACTERS = 2000

@@ -4,8 +4,8 @@
     PER_RANK     rank r gets arguments[r]
     SCATTER_DP   data-parallel rank d's arguments go to all its model-parallel ranks
 
-Rows of a batch are dealt out like cards, so that every data-parallel rank gets samples of every prompt. Example: 5 rows
-on dp 2 are rows 0, 2, 4 and rows 1, 3.
+Rows of a batch are dealt out by what they cost to train on, so that no data-parallel rank waits for another. Example: rows
+of cost 9, 4, 3 and 2 on dp 2 are row 0 and rows 1, 2, 3.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hybridrl.data.partition import balanced_parts
 
 
 class DispatchKind(enum.Enum):
@@ -68,9 +70,13 @@ def scatter_dp(arguments: Sequence[tuple[Any, ...]]) -> Dispatch:
     return Dispatch(DispatchKind.SCATTER_DP, tuple(arguments))
 
 
-def rows_of_dp_ranks(num_rows: int, dp_size: int) -> list[NDArray[np.int64]]:
-    """Return the rows of each data-parallel rank; counts differ by one at most."""
-    return [np.arange(dp_rank, num_rows, dp_size) for dp_rank in range(dp_size)]
+def rows_of_dp_ranks(costs: NDArray[np.float64], dp_size: int) -> list[NDArray[np.int64]]:
+    """Return the rows of each data-parallel rank, of nearly equal cost.
+
+    Args:
+        costs: [num_rows] of each row.
+    """
+    return balanced_parts(costs, dp_size)
 
 
 def from_reporting_ranks(values: Sequence[Any], dp_ranks: Sequence[int]) -> list[Any]:

@@ -23,12 +23,20 @@ class RoleGroup:
         role: Named in errors.
         actors: One handle per rank.
         dp_ranks: Data-parallel rank of each rank.
+        ranks: What errors call each rank; None numbers them from 0.
     """
 
-    def __init__(self, role: str, actors: Sequence[ActorHandle[Any]], dp_ranks: Sequence[int]) -> None:
+    def __init__(
+        self,
+        role: str,
+        actors: Sequence[ActorHandle[Any]],
+        dp_ranks: Sequence[int],
+        ranks: Sequence[int] | None = None,
+    ) -> None:
         assert len(actors) == len(dp_ranks), (len(actors), len(dp_ranks))
         self.role = role
         self.dp_ranks = tuple(dp_ranks)
+        self.ranks = tuple(range(len(actors)) if ranks is None else ranks)
         self._actors = list(actors)
 
     def call(
@@ -115,4 +123,4 @@ class RoleFuture(Generic[T]):
         self._pending = []
 
     def _fail(self, rank: int, kind: FailureKind, text: str) -> None:
-        self._failures.append(Failure(self._group.role, rank, self._phase, kind, text))
+        self._failures.append(Failure(self._group.role, self._group.ranks[rank], self._phase, kind, text))

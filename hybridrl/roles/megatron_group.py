@@ -7,12 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridrl.config.schema import TrainerConfig
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridrl.config.schema import PolicyLossConfig, TrainerConfig
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
+from hybridrl.layout.cost import SequenceCost
 from hybridrl.layout.parallel import ParallelSizes
 from hybridrl.layout.shard import ShardMap
 from hybridrl.roles.deadline import inner_s
-from hybridrl.roles.dispatch import Dispatch, broadcast, from_reporting_ranks, join_rows, rows_of_dp_ranks, scatter_dp
+from hybridrl.roles.dispatch import (
+    Dispatch,
+    broadcast,
+    from_reporting_ranks,
+    join_rows,
+    per_rank,
+    rows_of_dp_ranks,
+    scatter_dp,
+)
 from hybridrl.roles.future import Future, wait_for
 from hybridrl.roles.group import RoleGroup
 from hybridrl.roles.megatron_worker import ROLE, MegatronLaunch, MegatronWorker
@@ -20,7 +32,6 @@ from hybridrl.roles.placement import Slot
 from hybridrl.roles.resources import ResourcePool
 
 if TYPE_CHECKING:
-    from hybridrl.algos.policy_loss import PolicyLossConfig
     from hybridrl.engines.megatron.results import UpdateMetrics
     from hybridrl.reshard.executor import TransferReport
     from hybridrl.reshard.plan import Plan
@@ -46,6 +57,7 @@ class MegatronGroup:
     Args:
         temperature: Divides the logits, as in sampling.
         loss: Policy loss of every update.
+        cost: Of sequences, for balancing data-parallel ranks.
         timeouts: Bounds on start, log-prob passes and updates.
     """
 
@@ -58,6 +70,7 @@ class MegatronGroup:
         *,
         temperature: float,
         loss: PolicyLossConfig,
+        cost: SequenceCost,
         timeouts: TrainerConfig,
     ) -> None:
         actors = [pool.start_actor(MegatronWorker, slot, rank, launch) for rank, slot in enumerate(slots)]
@@ -65,7 +78,13 @@ class MegatronGroup:
         self._dp_size = sizes.dp
         self._temperature = temperature
         self._loss = loss
+        self._cost = cost
         self._timeouts = timeouts
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel degree: rows of a batch are dealt out to so many ranks."""
+        return self._dp_size
 
     def rendezvous(self) -> tuple[str, int]:
         """Return the address of rank 0's host and a free port there."""
@@ -90,26 +109,28 @@ class MegatronGroup:
 
     def update(self, batch: PolicyBatch) -> Future[UpdateMetrics]:
         """Take one optimizer step on the policy loss."""
-        rows = rows_of_dp_ranks(batch.sequences.num_samples, self._dp_size)
+        rows = self._rows(batch.sequences)
         arguments = [(batch.select(part), self._loss, self._temperature) for part in rows]
         return self._train_step("update", scatter_dp(arguments))
 
     def update_supervised(self, batch: SequenceBatch, loss_weights: Floats) -> Future[UpdateMetrics]:
         """Take one optimizer step on the weighted negative log-likelihood."""
-        rows = rows_of_dp_ranks(batch.num_samples, self._dp_size)
+        rows = self._rows(batch)
         return self._train_step(
             "update_supervised", scatter_dp([(batch.select(part), loss_weights[part]) for part in rows])
         )
 
-    def connect_sync(self, rendezvous: Rendezvous, plan: Plan, *, verify: bool, timeout_s: float) -> Future[None]:
-        """Connect every rank with the rollout workers, which connect at the same time."""
-        arguments = broadcast(rendezvous, plan, verify)
-        return self._group.call("connect_sync", arguments, _nothing, phase="weight_sync", timeout_s=timeout_s)
+    def connect_sync(
+        self, rendezvous: Rendezvous, parts: Sequence[Plan], *, verify: bool, timeout_s: float
+    ) -> Future[None]:
+        """Connect every rank to its part of a plan, while the rollout workers connect to theirs."""
+        arguments = per_rank([(rendezvous, part, verify) for part in parts])
+        return self._group.call("connect_sync", arguments, _nothing, phase="connect_sync", timeout_s=timeout_s)
 
     def send_weights(self, version: int, timeout_s: float) -> Future[list[TransferReport]]:
         """Send all weights as `version`; the answer is one report per rank."""
         return self._group.call(
-            "send_weights", broadcast(version, inner_s(timeout_s)), list, phase="weight_sync", timeout_s=timeout_s
+            "send_weights", broadcast(version, inner_s(timeout_s)), list, phase="send_weights", timeout_s=timeout_s
         )
 
     def save_checkpoint(self, folder: Path) -> Future[None]:
@@ -126,8 +147,11 @@ class MegatronGroup:
         """End all ranks."""
         self._group.kill()
 
+    def _rows(self, batch: SequenceBatch) -> list[NDArray[np.int64]]:
+        return rows_of_dp_ranks(self._cost(batch.lengths), self._dp_size)
+
     def _logprobs(self, method: str, batch: SequenceBatch) -> Future[TokenLogprobs]:
-        rows = rows_of_dp_ranks(batch.num_samples, self._dp_size)
+        rows = self._rows(batch)
 
         def combine(values: list[Any]) -> TokenLogprobs:
             parts = from_reporting_ranks(values, self._group.dp_ranks)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridrl.config.schema import ActorConfig, Platform, Precision
+from hybridrl.config.schema import ActorConfig, Platform, PolicyLossConfig, Precision
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
 from hybridrl.errors import EngineError
 from hybridrl.layout.shard import Place, ShardMap
@@ -20,7 +20,6 @@ from hybridrl.roles.node import meeting_address, this_node
 from hybridrl.roles.ports import free_port
 
 if TYPE_CHECKING:
-    from hybridrl.algos.policy_loss import PolicyLossConfig
     from hybridrl.engines.megatron.engine import MegatronEngine
     from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
     from hybridrl.layout.model import ModelSpec
@@ -99,7 +98,7 @@ class MegatronWorker:
     def ref_logprobs(self, batch: SequenceBatch, temperature: float) -> LogprobResult | None:
         """Run the reference forward."""
         if self._reference is None:
-            raise EngineError("ref_logprobs without a reference model; set algorithm.kl_coef above 0")
+            raise EngineError("ref_logprobs without a reference model; set algorithm.policy_loss.kl_coef above 0")
         return self._reference.logprobs(batch, temperature)
 
     def update(self, batch: PolicyBatch, loss: PolicyLossConfig, temperature: float) -> UpdateMetrics | None:
@@ -111,10 +110,17 @@ class MegatronWorker:
         return self._actor.update_supervised(batch, loss_weights)
 
     def connect_sync(self, rendezvous: Rendezvous, plan: Plan, verify: bool) -> None:
-        """Connect to the rollout workers, which connect at the same time."""
+        """Connect to the rollout workers, which connect at the same time; an earlier connection is closed.
+
+        Args:
+            plan: This rank's part.
+        """
         from hybridrl.reshard.executor import Sender
         from hybridrl.reshard.transports import open_transport
 
+        if self._connection is not None:
+            self._connection.transport.close()
+            self._connection = None
         source = plan.sources.index(self._place())
         transport = open_transport(rendezvous, plan, source=source)
         self._connection = _Connection(transport, Sender(plan, source, transport, verify=verify))
@@ -140,10 +146,11 @@ class MegatronWorker:
             launch.precision,
             launch.platform,
             launch.actor.optimizer if is_trained else None,
-            launch.actor.micro_batch_samples_per_rank,
+            launch.actor.micro_batch,
             launch.seed,
             groups,
             launch.num_optimizer_steps,
+            recompute=launch.actor.recompute,
         )
         if launch.is_pretrained:
             engine.load_checkpoint(launch.folder)

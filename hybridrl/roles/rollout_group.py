@@ -1,12 +1,19 @@
-"""The rollout role as the controller sees it: prompts out to all replicas, samples back in order."""
+"""The rollout role as the controller sees it: prompts out to all replicas, samples back in order.
+
+Replicas come and go (:meth:`RolloutReplicas.remove`, :meth:`RolloutReplicas.add`); each keeps its number, its slot and the ranks of its
+workers, whoever else is there. After either, connect the weight sync again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import ray
+from ray.actor import ActorHandle
+
 from hybridrl.config.schema import RolloutConfig, TrainerConfig
-from hybridrl.data.generation import SamplingSpec
+from hybridrl.data.generation import Completion, SamplingSpec
 from hybridrl.data.sample import Prompt, Sample
 from hybridrl.errors import EngineError
 from hybridrl.layout.shard import ShardMap
@@ -27,27 +34,56 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 
 
 class RolloutReplicas:
-    """All replicas; rank r of the role is replica r."""
+    """All replicas that are there; errors call replica r rank r of the role."""
 
     def __init__(
         self, pool: ResourcePool, slots: Sequence[Slot], launch: RolloutLaunch, *, timeouts: TrainerConfig
     ) -> None:
-        actors = [pool.start_actor(RolloutReplica, slot, replica, launch) for replica, slot in enumerate(slots)]
-        self._group = RoleGroup(ROLE, actors, range(len(actors)))
-        self._num_replicas = len(actors)
+        self._pool = pool
+        self._slots = tuple(slots)
+        self._launch = launch
+        self._maps: dict[int, list[ShardMap]] = {}
+        self._actors = {replica: self._start_process(replica) for replica in range(len(slots))}
+        self._group = self._regrouped()
         self._rollout: RolloutConfig = launch.rollout
         self._seed = launch.seed
         self._timeouts = timeouts
 
     def start(self) -> Future[list[ShardMap]]:
         """Start all replicas; the answer is where each worker keeps the weights, numbered through the replicas."""
-        return self._group.call(
-            "start", broadcast(), _concatenate, phase="start", timeout_s=self._timeouts.startup_timeout_s
-        )
+        return self._start(self._group, is_joining=False)
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas that are there."""
+        return len(self._actors)
+
+    @property
+    def shard_maps(self) -> list[ShardMap]:
+        """Where each worker of the replicas that have started keeps the weights, in the order in which they answer."""
+        return _concatenate([self._maps[replica] for replica in self._actors if replica in self._maps])
+
+    def remove(self, replica: int) -> None:
+        """Forget a replica, which may be dead already, and end what is left of it."""
+        ray.kill(self._actors.pop(replica))
+        self._maps.pop(replica, None)
+        self._group = self._regrouped()
+
+    def add(self, replica: int) -> Future[list[ShardMap]]:
+        """Start a replica that was removed, on its old slot; it generates nothing until a weight sync was committed on it.
+
+        Returns:
+            Where its workers keep the weights.
+        """
+        assert replica not in self._actors, (replica, list(self._actors))
+        self._actors = dict(sorted({**self._actors, replica: self._start_process(replica)}.items()))
+        self._group = self._regrouped()
+        joining = RoleGroup(ROLE, [self._actors[replica]], [0], [replica])
+        return self._start(joining, is_joining=True)
 
     def generate(self, prompts: Sequence[Prompt], samples_per_prompt: int) -> Future[list[Sample]]:
         """Play `samples_per_prompt` samples of each prompt; the answer is in the order of the prompts."""
-        dealt = [list(prompts[replica :: self._num_replicas]) for replica in range(self._num_replicas)]
+        dealt = [list(prompts[first :: self.num_replicas]) for first in range(self.num_replicas)]
         sampling = SamplingSpec(
             self._rollout.temperature, self._rollout.top_p, self._rollout.max_response_tokens, (), self._seed
         )
@@ -74,9 +110,20 @@ class RolloutReplicas:
         """Go on with the committed weights."""
         return self._call("resume", timeout_s=timeout_s)
 
-    def connect_sync(self, rendezvous: Rendezvous, plan: Plan, *, timeout_s: float) -> Future[None]:
-        """Connect every worker to the training ranks, which connect at the same time."""
-        return self._call("connect_sync", rendezvous, plan, timeout_s=timeout_s)
+    def connect_sync(self, rendezvous: Rendezvous, parts: Sequence[Plan], *, timeout_s: float) -> Future[None]:
+        """Connect every worker to its part of a plan, while the training ranks connect to theirs."""
+        size = self._rollout.tp_size
+        arguments = [(rendezvous, parts[first : first + size]) for first in range(0, len(parts), size)]
+        return self._group.call(
+            "connect_sync", per_rank(arguments), _nothing, phase="connect_sync", timeout_s=timeout_s
+        )
+
+    def probe(self, token_ids: Sequence[int], num_tokens: int, timeout_s: float) -> Future[list[Completion]]:
+        """Let every replica continue a prompt, as in training but over the whole distribution; one answer per replica."""
+        sampling = SamplingSpec(self._rollout.temperature, 1.0, num_tokens, (), self._seed)
+        return self._group.call(
+            "probe", broadcast(tuple(token_ids), sampling), list, phase="probe", timeout_s=timeout_s
+        )
 
     def receive_weights(self, version: int, *, verify: bool, timeout_s: float) -> Future[list[TransferReport]]:
         """Receive all weights as `version`; the answer is one report per worker, numbered through the replicas."""
@@ -84,7 +131,7 @@ class RolloutReplicas:
             "receive_weights",
             broadcast(version, verify, inner_s(timeout_s)),
             _concatenate,
-            phase="weight_sync",
+            phase="receive_weights",
             timeout_s=timeout_s,
         )
 
@@ -102,7 +149,21 @@ class RolloutReplicas:
         self._group.kill()
 
     def _call(self, method: str, *arguments: Any, timeout_s: float) -> Future[None]:
-        return self._group.call(method, broadcast(*arguments), _nothing, phase="weight_sync", timeout_s=timeout_s)
+        return self._group.call(method, broadcast(*arguments), _nothing, phase=method, timeout_s=timeout_s)
+
+    def _start_process(self, replica: int) -> ActorHandle[RolloutReplica]:
+        return self._pool.start_actor(RolloutReplica, self._slots[replica], replica, self._launch)
+
+    def _start(self, group: RoleGroup, *, is_joining: bool) -> Future[list[ShardMap]]:
+        def combine(values: list[list[ShardMap]]) -> list[ShardMap]:
+            self._maps.update(zip(group.ranks, values, strict=True))
+            return _concatenate(values)
+
+        timeout_s = self._timeouts.startup_timeout_s
+        return group.call("start", broadcast(is_joining), combine, phase="start", timeout_s=timeout_s)
+
+    def _regrouped(self) -> RoleGroup:
+        return RoleGroup(ROLE, list(self._actors.values()), range(len(self._actors)), list(self._actors))
 
 
 def _concatenate(parts: list[list[Any]]) -> list[Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridrl.config.schema import Platform, RolloutConfig, TaskName
-from hybridrl.data.generation import SamplingSpec
+from hybridrl.data.generation import Completion, SamplingSpec
 from hybridrl.data.sample import Prompt, Sample
 from hybridrl.layout.shard import ShardMap
 from hybridrl.roles.node import this_node
@@ -49,8 +49,12 @@ class RolloutReplica:
         self._replica = replica
         self._launch = launch
 
-    async def start(self) -> list[ShardMap]:
-        """Start vLLM with the checkpoint as version 0; return where each worker keeps the weights."""
+    async def start(self, is_joining: bool) -> list[ShardMap]:
+        """Start vLLM with the checkpoint as version 0; return where each worker keeps the weights.
+
+        Args:
+            is_joining: Whether the others are past version 0, so that nothing may be generated before the first weight sync.
+        """
         from hybridrl.agents import make_agent_loop
         from hybridrl.data.tokenizer import load_tokenizer
         from hybridrl.engines.vllm.engine import RolloutEngine
@@ -61,6 +65,8 @@ class RolloutReplica:
         self._engine = await RolloutEngine.start(
             launch.folder, launch.rollout, launch.platform, launch.seed + self._replica
         )
+        if is_joining:
+            await self._engine.hold()
         return await self._engine.shard_maps(
             read_model_spec(launch.folder).tensors(),
             first_rank=self._replica * launch.rollout.tp_size,
@@ -90,9 +96,13 @@ class RolloutReplica:
         """Go on with the committed weights."""
         await self._engine.resume()
 
-    async def connect_sync(self, rendezvous: Rendezvous, plan: Plan) -> None:
-        """Connect every worker to the training ranks, which connect at the same time."""
-        await self._engine.connect(rendezvous, plan)
+    async def probe(self, token_ids: Sequence[int], sampling: SamplingSpec) -> Completion:
+        """Continue a prompt, without an agent loop."""
+        return await self._engine.generate(token_ids, sampling)
+
+    async def connect_sync(self, rendezvous: Rendezvous, parts: Sequence[Plan]) -> None:
+        """Connect every worker to its part of a plan, while the training ranks connect to theirs."""
+        await self._engine.connect(rendezvous, parts)
 
     async def receive_weights(self, version: int, verify: bool, deadline_s: float) -> list[TransferReport]:
         """Receive all weights on every worker, as `version`; one report per worker."""

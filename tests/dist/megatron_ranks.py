@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from hybridrl.algos.policy_loss import PolicyLossConfig
-from hybridrl.config.schema import OptimizerConfig, ParallelConfig, Platform, Precision
+from hybridrl.config.schema import MicroBatchConfig, OptimizerConfig, ParallelConfig, Platform, Precision, Recompute
 from hybridrl.data.batch import PolicyBatch, SequenceBatch
 from hybridrl.engines.megatron import cpu
 from hybridrl.engines.megatron.engine import MegatronEngine
@@ -59,7 +59,9 @@ class Setup:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     optimizer: OptimizerConfig | None = None
     precision: Precision = Precision.FLOAT32
-    micro_batch_samples: int = 4
+    micro_batch: MicroBatchConfig = field(default_factory=lambda: MicroBatchConfig(tokens=40))
+    recompute: Recompute = Recompute.NONE
+    replays_routing: bool = False
     vocab_divisor: int = 1
     num_optimizer_steps: int = 0
 
@@ -74,11 +76,13 @@ def build(
         precision=setup.precision,
         platform=Platform.CPU,
         optimizer=optimizer,
-        micro_batch_samples=setup.micro_batch_samples,
+        micro_batch=setup.micro_batch,
         seed=1,
         groups=groups,
         num_optimizer_steps=setup.num_optimizer_steps,
         vocab_divisor=setup.vocab_divisor,
+        recompute=setup.recompute,
+        replays_routing=setup.replays_routing,
     )
     copy_in(built.shard_map(place(groups.rank)), setup.weights, built.tensors())
     built.parameters_changed()
@@ -216,7 +220,7 @@ def load_score_and_save(
         precision=Precision.FLOAT32,
         platform=Platform.CPU,
         optimizer=None,
-        micro_batch_samples=2,
+        micro_batch=MicroBatchConfig(tokens=96),
         seed=1,
         groups=groups,
     )
@@ -246,6 +250,15 @@ def updates(
             (built.update(batch, LOSS, 1.0), {name: tensor.clone() for name, tensor in built.tensors().items()})
             for batch in mine
         ]
+
+
+def updates_with_losses(
+    rank: int, init_method: str, setup: Setup, batch: PolicyBatch, losses: list[PolicyLossConfig]
+) -> list[UpdateMetrics | None]:
+    """Update once per loss, all on the same batch."""
+    with engine(rank, init_method, setup) as built:
+        mine = batch.select(rows_of_rank(batch.sequences.num_samples, rank, setup.parallel))
+        return [built.update(mine, loss, 1.0) for loss in losses]
 
 
 def supervised_updates(

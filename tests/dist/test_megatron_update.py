@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hybridrl.algos.policy_loss import PolicyLossConfig
-from hybridrl.config.schema import LrSchedule, OptimizerConfig, ParallelConfig, Precision
+from hybridrl.config.schema import LrSchedule, OptimizerConfig, ParallelConfig, PolicyLossKind, Precision
 from hybridrl.layout.families import model_spec
 from tests.dist import megatron_ranks as ranks
 from tests.dist.gloo import run_ranks
@@ -104,6 +104,21 @@ def test_a_data_parallel_rank_without_rows_takes_part():
     alone = run_ranks(ranks.updates, 1, setup_of(ranks.SHOW_GRADIENT), [one_row])
     assert both[0][0][0].grad_norm == pytest.approx(alone[0][0][0].grad_norm, rel=1e-5)
     assert both[1][0][0].loss == pytest.approx(alone[0][0][0].loss, rel=1e-5)
+
+
+def test_no_layout_and_no_micro_batch_size_changes_a_policy_loss_or_its_gradient():
+    losses = [PolicyLossConfig(kind=kind, clip_low=0.1, clip_high=0.2) for kind in PolicyLossKind]
+    near = replace(BATCH, old_logprobs=np.where(BATCH.loss_mask, np.float32(-4.2), np.float32(0)))
+    still = OptimizerConfig(lr=1e-30)  # all losses see the same parameters
+    (together,) = run_ranks(ranks.updates_with_losses, 1, setup_of(still, micro_batch_samples=6), near, losses)
+    data_parallel = setup_of(still, micro_batch_samples=1, parallel=ParallelConfig(dp_size=2, ep_size=2))
+    apart, _ = run_ranks(ranks.updates_with_losses, 2, data_parallel, near, losses)
+    for loss, one, other in zip(losses, together, apart, strict=True):
+        assert one.grad_norm > 0, loss.kind
+        assert other.loss == pytest.approx(one.loss, rel=1e-5), loss.kind
+        assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-5), loss.kind
+        assert (other.clip_fraction, other.num_tokens) == (one.clip_fraction, one.num_tokens), loss.kind
+    assert len({one.grad_norm for one in together}) == len(losses)
 
 
 POLICY = PolicyLossConfig(clip_low=0.2, clip_high=0.28)

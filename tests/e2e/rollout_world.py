@@ -72,7 +72,7 @@ class World:
                 transport.close()
 
         sending = asyncio.create_task(asyncio.to_thread(send))
-        await self.engine.connect(meet, plan)
+        await self.engine.connect(meet, [plan] * len(self.maps))
         try:
             received = await self.engine.receive(version=version, verify=True, deadline_s=20.0)
         finally:
@@ -89,7 +89,7 @@ class World:
 
 
 @contextmanager
-def rollout_world(folder: Path, **settings: Any) -> Iterator[World]:
+def rollout_world(folder: Path, moe_layers: Sequence[int] = (), **settings: Any) -> Iterator[World]:
     """Start an engine on a tiny checkpoint, fp32 unless told otherwise; no process of it is left afterwards."""
     settings.setdefault("precision", Precision.FLOAT32)
     config = RolloutConfig(
@@ -101,7 +101,7 @@ def rollout_world(folder: Path, **settings: Any) -> Iterator[World]:
     )
     cores = [[rank] for rank in range(config.tp_size)] if config.tp_size > 1 else None
     with asyncio.Runner() as runner:
-        engine = runner.run(RolloutEngine.start(folder, config, Platform.CPU, 1, cores=cores))
+        engine = runner.run(RolloutEngine.start(folder, config, Platform.CPU, 1, moe_layers=moe_layers, cores=cores))
         try:
             maps = runner.run(engine.shard_maps(read_model_spec(folder).tensors(), first_rank=0, node="node"))
             yield World(runner, engine, folder, maps)

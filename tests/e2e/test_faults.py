@@ -57,7 +57,7 @@ def leftovers() -> Callable[[], list[str]]:
     [
         (faulty_workers.DiesInUpdate, "update", "died"),
         (faulty_workers.DiesInLogprobs, "logprobs", "died"),
-        (faulty_workers.DiesInSync, "weight_sync", "died"),
+        (faulty_workers.DiesInSync, "send_weights", "died"),
         (faulty_workers.RaisesInUpdate, "update", "failed"),
     ],
 )

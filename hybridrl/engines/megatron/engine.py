@@ -17,23 +17,26 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from hybridrl.algos.policy_loss import PolicyLossConfig
-from hybridrl.config.schema import OptimizerConfig, ParallelConfig, Platform, Precision
+from hybridrl.config.schema import MicroBatchConfig, OptimizerConfig, ParallelConfig, Platform, Precision, Recompute
 from hybridrl.data.batch import PolicyBatch, SequenceBatch
 from hybridrl.engines.megatron import cpu, micro_batches
 from hybridrl.engines.megatron.logprobs import VocabSlice
-from hybridrl.engines.megatron.micro_batches import scatter_back
+from hybridrl.engines.megatron.micro_batches import MicroBatch, PackingRules, scatter_back
 from hybridrl.engines.megatron.model import build_chunks, check_tensors, named_tensors
 from hybridrl.engines.megatron.objectives import Objective, Sum, policy_objective, supervised_objective
 from hybridrl.engines.megatron.optimizer import Optimizer, StepResult, wrap_chunks
 from hybridrl.engines.megatron.pipeline import MicroResult, Pipeline
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
+from hybridrl.engines.megatron.router_replay import RouterReplay, Routing
 from hybridrl.engines.megatron.transformer_config import choose_layer_spec, transformer_config
 from hybridrl.errors import EngineError, HybridRLError, ReshardError
 from hybridrl.layout.box import DType
+from hybridrl.layout.cost import sequence_cost
 from hybridrl.layout.megatron import MegatronLayout, megatron_shard_map
+from hybridrl.layout.megatron.pipeline import pipeline_layout
 from hybridrl.layout.model import ModelSpec
-from hybridrl.layout.parallel import parallel_sizes
+from hybridrl.layout.parallel import alignment, parallel_sizes, sequence_alignment
 from hybridrl.layout.shard import Place, ShardMap
 from hybridrl.reshard.checkpoint import create_checkpoint, finish_checkpoint, load_checkpoint, write_checkpoint
 
@@ -47,9 +50,11 @@ class MegatronEngine:
         hf_folder: Checkpoint that exports copy config and tokenizer from.
         groups: From ``start_process_group``.
         optimizer: None for a frozen model.
-        micro_batch_samples: Rows per micro-batch, at most.
+        micro_batch: How rows are packed.
         num_optimizer_steps: Steps of the whole run; only decaying learning-rate schedules use it.
         vocab_divisor: The padded vocabulary is a multiple of this times tp.
+        replays_routing: Whether updates take recorded experts: those of ``batch.routing``, or where log-probs are asked for without
+            any, those that this pass then records and returns.
 
     Raises:
         EngineError: When the model or the degrees are not supported, or the CPU adaptation is missing.
@@ -64,23 +69,30 @@ class MegatronEngine:
         precision: Precision,
         platform: Platform,
         optimizer: OptimizerConfig | None,
-        micro_batch_samples: int,
+        micro_batch: MicroBatchConfig,
         seed: int,
         groups: ProcessGroups,
         num_optimizer_steps: int = 0,
         vocab_divisor: int = 1,
+        recompute: Recompute = Recompute.NONE,
+        replays_routing: bool = False,
     ) -> None:
         if platform is Platform.CPU and not cpu.is_installed():
             raise EngineError("the cpu platform needs hybridrl.engines.megatron.cpu.install() first, in this process")
         self._groups = groups
         self._hf_folder = hf_folder
-        self._micro_batch_samples = micro_batch_samples
         self.layout = MegatronLayout(
-            spec, parallel_sizes(parallel), _DTYPES[precision], choose_layer_spec(platform), vocab_divisor
+            spec,
+            parallel_sizes(parallel),
+            _DTYPES[precision],
+            choose_layer_spec(platform),
+            vocab_divisor,
+            pipeline_layout(parallel),
         )
         self._shard_map = megatron_shard_map(self.layout, _place(groups.rank))
-        config = transformer_config(spec, parallel, precision, platform, self.layout.layer_spec)
-        self._width_multiple = parallel.tp_size if config.sequence_parallel else 1
+        config = transformer_config(spec, parallel, precision, platform, self.layout.layer_spec, recompute)
+        self._packing = _packing_rules(micro_batch, parallel)
+        self._cost = sequence_cost(spec)
         self._chunks = build_chunks(self.layout, config, groups, seed)
         check_tensors(self._shard_map, self.tensors())
         trained = wrap_chunks(self._chunks, config, precision, groups) if optimizer else None
@@ -89,7 +101,12 @@ class MegatronEngine:
         )
         columns = self.layout.padded_vocab_size // parallel.tp_size
         vocab = VocabSlice.of_rank(groups.at.tp, columns, spec.vocab_size, groups.collection.tp)
-        self._pipeline = Pipeline(trained or self._chunks, config, groups, vocab)
+        self._replay = (
+            RouterReplay(self._chunks, _moe_layers(spec), groups, is_sequence_parallel=config.sequence_parallel)
+            if replays_routing
+            else None
+        )
+        self._pipeline = Pipeline(trained or self._chunks, config, groups, vocab, self._replay)
 
     def shard_map(self, place: Place) -> ShardMap:
         """Return where this rank keeps its weights; `place` says whose memory that is."""
@@ -135,18 +152,19 @@ class MegatronEngine:
         positions = np.arange(batch.token_ids.shape[1])
         picked = (positions > 0) & (positions < batch.lengths[:, None])
         batches = self._split(batch, picked, {})
-        results = self._pipeline.forward(batches, temperature)
+        routing, results = self._forward(batch, batches, temperature)
+        if not self._groups.is_last_stage:
+            return None
+        logprobs = scatter_back(picked, batches, [result.logprobs for result in results], self._groups)
+        entropies = scatter_back(picked, batches, [result.entropies for result in results], self._groups)
         if not self._groups.is_reporting:
             return None
-        return LogprobResult(
-            scatter_back(picked, [result.logprobs for result in results]),
-            scatter_back(picked, [result.entropies for result in results]),
-        )
+        return LogprobResult(logprobs, entropies, routing)
 
     def update(
         self, batch: PolicyBatch, loss: PolicyLossConfig, temperature: float, want_logprobs: bool = False
     ) -> UpdateMetrics | None:
-        """Take one optimizer step on the clipped policy loss. Collective over the role.
+        """Take one optimizer step on the policy loss. Collective over the role.
 
         The loss is the sum, over the rows of all data-parallel ranks, of loss_weights times the token loss.
 
@@ -154,10 +172,13 @@ class MegatronEngine:
             EngineError: When the model is frozen, the batch lacks reference log-probs that the KL term needs, or
                 loss_weights are set outside loss_mask.
         """
+        rows = np.arange(len(batch.loss_mask), dtype=np.float32)
         values = {
             "old_logprobs": batch.old_logprobs,
             "advantages": batch.advantages,
             "loss_weights": batch.loss_weights,
+            # The number of its row, at each token: losses over whole sequences group by it.
+            "segments": np.broadcast_to(rows[:, None], batch.loss_mask.shape),
         }
         if batch.ref_logprobs is not None:
             values["ref_logprobs"] = batch.ref_logprobs
@@ -196,15 +217,50 @@ class MegatronEngine:
             raise EngineError(f"loss_weights of token {token} in row {row} is not 0, but loss_mask leaves it out")
         batches = self._split(batch, picked, values)
         self._optimizer.zero_grad()
+        if self._replay:
+            self._replay.start_replaying(_replayed_routing(batch), is_training=True)
         results = self._pipeline.forward_backward(batches, temperature, objective)
+        replayed = self._finish_replay()
         step = self._optimizer.step()
         if not self._groups.is_last_stage:
             return None
         sums = self._total(results)
+        pieces = [result.logprobs for result in results]
+        logprobs = scatter_back(picked, batches, pieces, self._groups) if want_logprobs else None
         if not self._groups.is_reporting:
             return None
-        logprobs = scatter_back(picked, [result.logprobs for result in results]) if want_logprobs else None
-        return _metrics(sums, step, self._optimizer.num_skipped, logprobs)
+        return _metrics(sums, step, self._optimizer.num_skipped, replayed, logprobs)
+
+    def _forward(
+        self, batch: SequenceBatch, batches: list[MicroBatch], temperature: float
+    ) -> tuple[Routing | None, list[MicroResult]]:
+        """Run forward, replaying the batch's routing or else recording one."""
+        if self._replay is None:
+            return None, self._pipeline.forward(batches, temperature)
+        if batch.routing is not None:
+            self._replay.start_replaying(batch.routing, is_training=False)
+            results = self._pipeline.forward(batches, temperature)
+            self._finish_replay()
+            return None, results
+        self._replay.start_recording()
+        results = self._pipeline.forward(batches, temperature)
+        routing = self._replay.recorded(*batch.token_ids.shape)
+        self._replay.stop()
+        return routing, results
+
+    def _finish_replay(self) -> tuple[int, int]:
+        """Check that routing was replayed; return choices replayed and changed over all ranks. Collective over the role."""
+        if self._replay is None:
+            return 0, 0
+        counts = torch.tensor(self._replay.check_replayed(), device=self._groups.device)
+        self._replay.stop()
+        dist.all_reduce(counts)
+        num_replayed, num_changed = counts.tolist()
+        if not num_replayed:
+            raise EngineError(
+                "router replay: not one choice of experts was replayed; the batch's routing is free everywhere"
+            )
+        return num_replayed, num_changed
 
     def _on_rank_0(self, action: Callable[[], None]) -> None:
         """Run `action` on rank 0 and let every rank know how it ended."""
@@ -220,14 +276,14 @@ class MegatronEngine:
 
     def _split(
         self, batch: SequenceBatch, picked: NDArray[np.bool_], values: Mapping[str, NDArray[np.float32]]
-    ) -> micro_batches.MicroBatches:
-        return micro_batches.split(batch, picked, values, self._groups, self._micro_batch_samples, self._width_multiple)
+    ) -> list[MicroBatch]:
+        return micro_batches.split(batch, picked, values, self._groups, self._packing, self._cost)
 
     def _total(self, results: list[MicroResult]) -> list[float]:
-        """Add up the sums of all micro-batches of all data-parallel ranks. Collective over the last stage."""
+        """Add up the sums of all micro-batches of all data-parallel and context-parallel ranks. Collective over the last stage."""
         total = torch.stack([result.sums for result in results if result.sums is not None]).sum(0)
-        if self._groups.sizes.dp > 1:
-            dist.all_reduce(total, group=self._groups.collection.dp)
+        if self._groups.sizes.dp * self._groups.sizes.cp > 1:
+            dist.all_reduce(total, group=self._groups.collection.dp_cp)
         values: list[float] = total.tolist()
         return values
 
@@ -236,8 +292,40 @@ def _place(rank: int) -> Place:
     return Place("megatron", rank, "file", f"rank {rank}")
 
 
+def _packing_rules(config: MicroBatchConfig, parallel: ParallelConfig) -> PackingRules:
+    return PackingRules(
+        max_tokens=config.tokens,
+        is_packed=config.is_packed,
+        sequence_multiple=sequence_alignment(parallel),
+        total_multiple=alignment(parallel),
+        # The interleaved schedule runs micro-batches in groups of pp.
+        count_multiple=parallel.pp_size if parallel.vpp_size > 1 else 1,
+    )
+
+
+def _moe_layers(spec: ModelSpec) -> list[int]:
+    """Return the decoder layers with experts.
+
+    Raises:
+        EngineError: There are none.
+    """
+    if layers := spec.moe_layers:
+        return list(layers)
+    raise EngineError(f"{spec.family}: router replay needs a mixture of experts; turn actor.router_replay off")
+
+
+def _replayed_routing(batch: SequenceBatch) -> Routing:
+    if batch.routing is None:
+        raise EngineError("router replay: the batch of an update has no routing; record it in a pass before")
+    return batch.routing
+
+
 def _metrics(
-    sums: list[float], step: StepResult, num_skipped: int, logprobs: NDArray[np.float32] | None
+    sums: list[float],
+    step: StepResult,
+    num_skipped: int,
+    replayed: tuple[int, int],
+    logprobs: NDArray[np.float32] | None,
 ) -> UpdateMetrics:
     num_tokens = max(1.0, sums[Sum.TOKENS])
     return UpdateMetrics(
@@ -252,5 +340,7 @@ def _metrics(
         num_tokens=int(sums[Sum.TOKENS]),
         is_skipped=step.is_skipped,
         num_skipped=num_skipped,
+        num_replayed=replayed[0],
+        num_replay_changed=replayed[1],
         logprobs=logprobs,
     )

@@ -9,10 +9,13 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
+
+from hybridrl.engines.megatron.packing import Bucket, PackedSequences
 
 
 class RmsNorm(torch.nn.Module):
@@ -56,9 +59,11 @@ class _Normalize(torch.autograd.Function):
 
 
 class CausalAttention(torch.nn.Module):
-    """Causal softmax attention with grouped key and value heads, perhaps with a sliding window and sinks.
+    """Causal softmax attention over packed sequences, with grouped key and value heads, perhaps with a window and sinks.
 
-    Rows are right-padded, so under a causal mask no real token sees padding and no padding mask is needed.
+    With context parallelism every rank gathers the keys and values of all ranks and computes its own queries. Value heads may
+    be narrower than key heads, as in multi-head latent attention; they are padded, since torch's fused kernel wants one
+    width.
     """
 
     softmax_offset: torch.nn.Parameter | None
@@ -73,6 +78,7 @@ class CausalAttention(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        self.cp_group = pg_collection.cp if pg_collection and config.context_parallel_size > 1 else None
         slides = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         self.window = config.window_size[0] + 1 if slides else None
         self.softmax_offset = None
@@ -83,42 +89,90 @@ class CausalAttention(torch.nn.Module):
             self.softmax_offset = torch.nn.Parameter(torch.zeros(heads, dtype=config.params_dtype, device=device))
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None, **_: Any
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        packed_seq_params: PackedSequences,
+        **_: Any,
     ) -> torch.Tensor:
-        """Attend.
+        """Attend. Collective over the context-parallel ranks.
 
         Args:
-            query: [tokens, rows, heads, head_dim].
-            key: [tokens, rows, kv_heads, head_dim].
-            value: [tokens, rows, kv_heads, value_dim].
+            query: [tokens, heads, key_dim]; tokens of this rank.
+            key: [tokens, kv_heads, key_dim].
+            value: [tokens, kv_heads, value_dim].
             attention_mask: Must be None.
 
         Returns:
-            [tokens, rows, heads * value_dim].
+            [tokens, heads * value_dim].
         """
         assert attention_mask is None, "causal attention takes no mask"
-        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        mask = None
-        if self.window is not None or self.softmax_offset is not None:
-            mask = self._mask(q)
-            if self.softmax_offset is not None:
-                # A sink is one more key whose logit is the offset and whose value is zero.
-                k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-        out = F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=mask is None, scale=self.scale, enable_gqa=q.size(1) != k.size(1)
-        )
-        return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
+        value_dim = value.size(-1)
+        value = F.pad(value, (0, query.size(-1) - value_dim)) if value_dim < query.size(-1) else value
+        if self.cp_group is not None:
+            key, value = _GatherTokens.apply(torch.stack([key, value], dim=1), self.cp_group).unbind(1)
+        parts = [self._attend(bucket, query, key, value) for bucket in packed_seq_params.buckets]
+        out = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return out.index_select(0, packed_seq_params.results)[..., :value_dim].flatten(1)
 
-    def _mask(self, query: torch.Tensor) -> torch.Tensor:
-        """Return what is added to the logits, [rows, heads, tokens, tokens or tokens + 1 with sinks]."""
-        num_tokens = query.size(2)
-        distance = torch.arange(num_tokens, device=query.device).unsqueeze(1) - torch.arange(
-            num_tokens, device=query.device
+    def _attend(self, bucket: Bucket, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Return [rows * query_width, heads, key_dim]."""
+        q, k, v = (
+            x.index_select(0, index).unflatten(0, (bucket.num_sequences, -1)).transpose(1, 2)
+            for x, index in ((query, bucket.queries), (key, bucket.keys), (value, bucket.keys))
         )
-        is_seen = distance >= 0 if self.window is None else (distance >= 0) & (distance < self.window)
-        mask = torch.zeros_like(is_seen, dtype=query.dtype).masked_fill(~is_seen, -torch.inf)
-        mask = mask.expand(query.size(0), query.size(1), -1, -1)
+        mask = self._mask(bucket, q)
+        if self.softmax_offset is not None:
+            # A sink is one more key whose logit is the offset and whose value is zero.
+            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+        out = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            mask,
+            is_causal=mask is None,
+            scale=self.scale,
+            enable_gqa=q.size(1) != k.size(1),
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+    def _mask(self, bucket: Bucket, query: torch.Tensor) -> torch.Tensor | None:
+        """Return the keys that are seen or, with sinks, what is added to the logits; None for the plain causal mask."""
+        if self.window is None and self.softmax_offset is None:
+            return bucket.mask
+        rows, heads, num_queries, _ = query.shape
+        sees = bucket.mask
+        if sees is None:
+            sees = (
+                torch.ones(num_queries, num_queries, dtype=torch.bool, device=query.device)
+                .tril()
+                .view(1, 1, num_queries, num_queries)
+            )
+        if self.window is not None:
+            # A query at position p sees p + 1 keys before the window is applied.
+            sees = sees & (torch.arange(sees.size(-1), device=query.device) >= sees.sum(-1, keepdim=True) - self.window)
         if self.softmax_offset is None:
-            return mask
-        sinks = self.softmax_offset.to(query.dtype).view(1, -1, 1, 1).expand(query.size(0), -1, num_tokens, 1)
-        return torch.cat([mask, sinks], -1)
+            return sees
+        mask = torch.zeros_like(sees, dtype=query.dtype).masked_fill(~sees, -torch.inf)
+        sinks = self.softmax_offset.to(query.dtype).view(1, -1, 1, 1).expand(rows, -1, num_queries, 1)
+        return torch.cat([mask.expand(rows, heads, -1, -1), sinks], -1)
+
+
+class _GatherTokens(torch.autograd.Function):
+    """Puts the tokens of all ranks one behind the other; gradients of a token are summed on the rank that holds it."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        out = tokens.new_empty((group.size() * len(tokens), *tokens.shape[1:]))
+        dist.all_gather_into_tensor(out, tokens.contiguous(), group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        out = grad.new_empty((len(grad) // ctx.group.size(), *grad.shape[1:]))
+        dist.reduce_scatter_tensor(out, grad.contiguous(), group=ctx.group)
+        return out, None

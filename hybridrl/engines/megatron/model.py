@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from megatron.core import tensor_parallel
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hybridrl.engines.megatron.cpu import cuda_tensor_methods
@@ -19,6 +20,7 @@ from hybridrl.engines.megatron.transformer_config import block_spec
 from hybridrl.errors import LayoutError
 from hybridrl.layout.box import DType
 from hybridrl.layout.megatron import MegatronLayout
+from hybridrl.layout.megatron.pipeline import ModelChunk
 from hybridrl.layout.shard import ShardMap
 
 # Modules of their own, or fused into the projection that follows (Transformer Engine).
@@ -31,25 +33,49 @@ def build_chunks(layout: MegatronLayout, config: TransformerConfig, groups: Proc
     torch.manual_seed(seed)
     at = groups.at
     tensor_parallel.model_parallel_cuda_manual_seed(seed, tp_rank=at.tp, ep_rank=at.ep, etp_rank=at.etp)
+    chunks = layout.chunks(at.pp)
+    return [
+        _build_chunk(layout, config, groups, index if len(chunks) > 1 else None, chunk)
+        for index, chunk in enumerate(chunks)
+    ]
+
+
+def _build_chunk(
+    layout: MegatronLayout, config: TransformerConfig, groups: ProcessGroups, vp_stage: int | None, chunk: ModelChunk
+) -> GPTModel:
     spec = layout.spec
     with cuda_tensor_methods():
-        chunk = GPTModel(
+        model = GPTModel(
             config=config,
-            transformer_layer_spec=block_spec(config, layout.layer_spec, at.pp),
+            transformer_layer_spec=block_spec(config, layout.layer_spec, groups.at.pp, vp_stage),
             vocab_size=layout.padded_vocab_size,
             max_sequence_length=spec.max_positions,
-            pre_process=groups.is_first_stage,
-            post_process=groups.is_last_stage,
+            pre_process=chunk.has_embedding,
+            post_process=chunk.has_output,
             parallel_output=True,
             share_embeddings_and_output_weights=spec.is_tied,
             position_embedding_type="yarn" if isinstance(config, YarnTransformerConfig) else "rope",
             rotary_base=spec.rope.theta,
             rotary_percent=spec.rope.fraction,
             pg_collection=groups.collection,
+            vp_stage=vp_stage,
         )
-    set_rotary_embeddings(chunk, spec)
-    _set_latent_norm_epsilon(chunk, latent_norm_epsilon(spec))
-    return [chunk.to(groups.device)]
+    set_rotary_embeddings(model, spec)
+    _set_latent_norm_epsilon(model, latent_norm_epsilon(spec))
+    _mark_experts(model)
+    return model.to(groups.device)
+
+
+def _mark_experts(model: GPTModel) -> None:
+    """Have the gradients of experts summed over the ranks that hold the same experts.
+
+    Megatron-core does so with ep above 1 only; else it takes the data-parallel ranks for them, which is wrong when etp
+    differs from tp.
+    """
+    for module in model.modules():
+        if isinstance(module, MoELayer):
+            for parameter in module.experts.parameters():
+                parameter.allreduce = False
 
 
 def _set_latent_norm_epsilon(chunk: GPTModel, epsilon: float | None) -> None:

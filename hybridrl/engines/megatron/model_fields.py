@@ -129,7 +129,6 @@ def _expert_fields(spec: ModelSpec, moe: MoeMlp) -> dict[str, object]:
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
         "moe_router_dtype": "fp32",
-        "moe_token_dispatcher_type": "alltoall",
     }
 
 

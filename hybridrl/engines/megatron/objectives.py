@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hybridrl.algos.kl import k3
-from hybridrl.algos.policy_loss import PolicyLossConfig, policy_token_loss
+from hybridrl.algos.kl import kl_per_token
+from hybridrl.algos.policy_loss import PolicyLossConfig, PolicyTokens, make_policy_loss
 
 Values = Mapping[str, torch.Tensor]
 
@@ -56,21 +56,19 @@ class Objective:
 
 
 def policy_objective(config: PolicyLossConfig) -> Objective:
-    """Return the clipped policy loss with its KL and entropy terms."""
+    """Return the policy loss with its KL and entropy terms."""
+    policy_loss = make_policy_loss(config)
 
     def token_loss(
         logprobs: torch.Tensor, entropies: torch.Tensor, values: Values
     ) -> tuple[torch.Tensor, dict[Sum, torch.Tensor]]:
-        old, advantages, ref = values["old_logprobs"], values["advantages"], values.get("ref_logprobs")
-        loss = policy_token_loss(logprobs, old, advantages, config.clip_low, config.clip_high)
+        old, ref = values["old_logprobs"], values.get("ref_logprobs")
+        result = policy_loss(PolicyTokens(logprobs, old, values["advantages"], values["segments"]), config)
+        loss = result.loss
         log_ratio = logprobs.detach() - old
-        ratio = log_ratio.exp()
-        is_clipped = ((ratio > 1 + config.clip_high) & (advantages > 0)) | (
-            (ratio < 1 - config.clip_low) & (advantages < 0)
-        )
-        sums = {Sum.KL: -log_ratio.sum(), Sum.CLIPPED: is_clipped.sum(), Sum.RATIO: ratio.sum()}
+        sums = {Sum.KL: -log_ratio.sum(), Sum.CLIPPED: result.is_clipped.sum(), Sum.RATIO: log_ratio.exp().sum()}
         if ref is not None:
-            kl = k3(logprobs, ref)
+            kl = kl_per_token(config.kl_estimator, logprobs, ref, unbiased_gradient=config.kl_unbiased_gradient)
             loss = loss + config.kl_coef * kl if config.kl_coef else loss
             sums[Sum.REF_KL] = kl.detach().sum()
         if config.entropy_coef:

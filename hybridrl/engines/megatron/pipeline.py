@@ -18,9 +18,10 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hybridrl.engines.megatron.logprobs import VocabSlice, token_logprobs
-from hybridrl.engines.megatron.micro_batches import MicroBatch, MicroBatches
+from hybridrl.engines.megatron.micro_batches import MicroBatch
 from hybridrl.engines.megatron.objectives import Objective
 from hybridrl.engines.megatron.process_groups import ProcessGroups
+from hybridrl.engines.megatron.router_replay import RouterReplay
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,35 +45,47 @@ class Pipeline:
     Args:
         chunks: Model chunks, as the schedule runs them.
         vocab: This rank's columns of the logits.
+        replay: The routers, when they record or replay.
     """
 
     def __init__(
-        self, chunks: Sequence[torch.nn.Module], config: TransformerConfig, groups: ProcessGroups, vocab: VocabSlice
+        self,
+        chunks: Sequence[torch.nn.Module],
+        config: TransformerConfig,
+        groups: ProcessGroups,
+        vocab: VocabSlice,
+        replay: RouterReplay | None,
     ) -> None:
         self._chunks = list(chunks)
         self._groups = groups
         self._vocab = vocab
+        self._replay = replay
         config.finalize_model_grads_func = _finalize
         self._communicator = P2PCommunicator(groups.collection.pp, config) if groups.sizes.pp > 1 else None
-        self._schedule = get_forward_backward_func(pp_size=groups.sizes.pp, vp_size=None)
+        self._schedule = get_forward_backward_func(
+            pp_size=groups.sizes.pp, vp_size=len(self._chunks) if len(self._chunks) > 1 else None
+        )
 
     @torch.no_grad()
-    def forward(self, batches: MicroBatches, temperature: float) -> list[MicroResult]:
+    def forward(self, batches: Sequence[MicroBatch], temperature: float) -> list[MicroResult]:
         """Return log-probs per micro-batch; empty except on the last stage. Collective over all ranks."""
         return self._run(batches, temperature, None)
 
-    def forward_backward(self, batches: MicroBatches, temperature: float, objective: Objective) -> list[MicroResult]:
+    def forward_backward(
+        self, batches: Sequence[MicroBatch], temperature: float, objective: Objective
+    ) -> list[MicroResult]:
         """Add the gradient of the summed loss to the gradient buffers, and reduce them over ranks. Collective over all ranks."""
         return self._run(batches, temperature, objective)
 
-    def _run(self, batches: MicroBatches, temperature: float, objective: Objective | None) -> list[MicroResult]:
+    def _run(self, batches: Sequence[MicroBatch], temperature: float, objective: Objective | None) -> list[MicroResult]:
         results: list[MicroResult] = self._schedule(
             forward_step_func=partial(self._step, temperature=temperature, objective=objective),
-            data_iterator=iter(batches.batches),
+            data_iterator=[iter(batches) for _ in self._chunks],
             model=self._chunks,
-            num_microbatches=len(batches.batches),
-            seq_length=batches.width,
-            micro_batch_size=batches.rows,
+            num_microbatches=len(batches),
+            # Stages exchange the shapes of packed micro-batches, which differ: see variable_seq_lengths.
+            seq_length=batches[0].token_ids.size(1),
+            micro_batch_size=1,
             forward_only=objective is None,
             collect_non_loss_data=objective is None,
             p2p_communicator=self._communicator,
@@ -84,7 +97,14 @@ class Pipeline:
         self, data: Iterator[MicroBatch], model: torch.nn.Module, *, temperature: float, objective: Objective | None
     ) -> tuple[torch.Tensor, Callable[..., object]]:
         batch = next(data)
-        output = model(input_ids=batch.token_ids, position_ids=batch.position_ids, attention_mask=None)
+        if self._replay:
+            self._replay.enter(self._chunks.index(model), batch.places)
+        output = model(
+            input_ids=batch.token_ids,
+            position_ids=batch.position_ids,
+            attention_mask=None,
+            packed_seq_params=batch.packed,
+        )
         return output, partial(self._loss, batch, temperature, objective)
 
     def _loss(

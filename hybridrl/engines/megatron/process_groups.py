@@ -39,11 +39,6 @@ class ProcessGroups:
     device: torch.device
 
     @property
-    def is_first_stage(self) -> bool:
-        """Whether this rank embeds tokens."""
-        return self.at.pp == 0
-
-    @property
     def is_last_stage(self) -> bool:
         """Whether this rank computes logits and losses."""
         return self.at.pp == self.sizes.pp - 1
@@ -92,6 +87,7 @@ def start_process_group(
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tp,
         pipeline_model_parallel_size=sizes.pp,
+        virtual_pipeline_model_parallel_size=parallel.vpp_size if parallel.vpp_size > 1 else None,
         context_parallel_size=sizes.cp,
         expert_model_parallel_size=sizes.ep,
         expert_tensor_parallel_size=sizes.etp,

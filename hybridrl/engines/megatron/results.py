@@ -15,10 +15,13 @@ class LogprobResult:
     Attributes:
         logprobs: [num_samples, max_tokens] float32; 0 beyond a row's length.
         entropies: [num_samples, max_tokens] float32; entropy of the distribution that token t was drawn from.
+        routing: [num_samples, max_tokens, num_moe_layers, top_k] int16 experts that the pass chose, -1 beyond a row's length; None
+            unless they were recorded.
     """
 
     logprobs: NDArray[np.float32]
     entropies: NDArray[np.float32]
+    routing: NDArray[np.int16] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class UpdateMetrics:
         num_tokens: Tokens of the loss.
         is_skipped: Whether gradients were not finite, so that the parameters stayed as they were.
         num_skipped: Skipped steps since the engine started.
+        num_replayed: Choices of experts, a token in a layer each, that were replayed; over all ranks.
+        num_replay_changed: Those of them that the routers would have made differently.
         logprobs: [num_samples, max_tokens] float32 log-probs before the step, 0 outside the loss; only when asked for.
     """
 
@@ -51,4 +56,6 @@ class UpdateMetrics:
     num_tokens: int
     is_skipped: bool
     num_skipped: int
+    num_replayed: int = 0
+    num_replay_changed: int = 0
     logprobs: NDArray[np.float32] | None = None

@@ -8,6 +8,7 @@ import torch
 
 from hybridrl.config.schema import ParallelConfig, Platform, Precision
 from hybridrl.engines.megatron.model import GPTModel, build_chunks, check_tensors, named_tensors
+from hybridrl.engines.megatron.packing import packed_sequences
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.engines.megatron.transformer_config import choose_layer_spec, transformer_config
 from hybridrl.layout.box import DType
@@ -44,5 +45,6 @@ def logits_of(model: GPTModel, token_ids: list[int]) -> torch.Tensor:
     device = next(model.parameters()).device
     tokens = torch.tensor([token_ids], device=device)
     positions = torch.arange(len(token_ids), device=device).unsqueeze(0)
-    logits: torch.Tensor = model(tokens, positions, None)[0].float()
+    packed = packed_sequences([len(token_ids)], 1, 0, device)
+    logits: torch.Tensor = model(tokens, positions, None, packed_seq_params=packed)[0].float()
     return logits

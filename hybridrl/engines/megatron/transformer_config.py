@@ -7,6 +7,7 @@ with our layers.
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import megatron.core
 import torch
@@ -15,7 +16,7 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from hybridrl.config.schema import ParallelConfig, Platform, Precision
+from hybridrl.config.schema import ParallelConfig, Platform, Precision, Recompute
 from hybridrl.engines.megatron.layers import CausalAttention, RmsNorm
 from hybridrl.engines.megatron.model_fields import experts_of, model_fields
 from hybridrl.engines.megatron.rotary import YarnTransformerConfig
@@ -27,6 +28,13 @@ from hybridrl.layout.rope import YarnScaling
 TORCH_DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 
 
+_RECOMPUTE: dict[Recompute, dict[str, Any]] = {
+    Recompute.NONE: {},
+    Recompute.SELECTIVE: {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+    Recompute.FULL: {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
 def choose_layer_spec(platform: Platform) -> LayerSpec:
     """Return Transformer Engine's layers where they can run, else the local ones."""
     has_te = platform is Platform.CUDA and importlib.util.find_spec("transformer_engine") is not None
@@ -34,18 +42,19 @@ def choose_layer_spec(platform: Platform) -> LayerSpec:
 
 
 def transformer_config(
-    spec: ModelSpec, parallel: ParallelConfig, precision: Precision, platform: Platform, layer_spec: LayerSpec
+    spec: ModelSpec,
+    parallel: ParallelConfig,
+    precision: Precision,
+    platform: Platform,
+    layer_spec: LayerSpec,
+    recompute: Recompute = Recompute.NONE,
 ) -> TransformerConfig:
     """Translate a model.
 
     Raises:
         EngineError: When the model needs what Megatron-core does not compute, its layers cannot share one configuration,
-            context parallelism is asked for, or sequence parallelism is off where Megatron-core needs it.
+            or sequence parallelism is off where Megatron-core needs it.
     """
-    if parallel.cp_size != 1:
-        raise EngineError(
-            f"cp_size is {parallel.cp_size}, but context parallelism is not supported yet; set cp_size: 1"
-        )
     fields = model_fields(spec)
     moe, yarn = experts_of(spec), isinstance(spec.rope.scaling, YarnScaling)
     is_sequence_parallel = parallel.sequence_parallel and parallel.tp_size > 1
@@ -70,6 +79,10 @@ def transformer_config(
         context_parallel_size=parallel.cp_size,
         expert_model_parallel_size=parallel.ep_size,
         expert_tensor_parallel_size=parallel.etp_size,
+        **_pipeline_fields(parallel),
+        # The default refuses micro-batches of different sizes, even for dense models.
+        moe_token_dispatcher_type="alltoall",
+        **_RECOMPUTE[recompute],
         sequence_parallel=is_sequence_parallel,
         bf16=precision is Precision.BFLOAT16,
         params_dtype=TORCH_DTYPES[precision],
@@ -88,11 +101,29 @@ def transformer_config(
     )
 
 
-def block_spec(config: TransformerConfig, layer_spec: LayerSpec, pp_rank: int) -> TransformerBlockSubmodules:
+def _pipeline_fields(parallel: ParallelConfig) -> dict[str, Any]:
+    if parallel.pp_size == 1:
+        return {}
+    return {
+        "virtual_pipeline_model_parallel_size": parallel.vpp_size if parallel.vpp_size > 1 else None,
+        "num_layers_in_first_pipeline_stage": parallel.num_layers_in_first_pipeline_stage,
+        "num_layers_in_last_pipeline_stage": parallel.num_layers_in_last_pipeline_stage,
+        "pipeline_model_parallel_layout": parallel.pipeline_layout,
+        # Packed micro-batches differ in their number of tokens.
+        "variable_seq_lengths": True,
+        # With two stages a rank's neighbours are the same rank; only these point-to-point calls tell directions apart.
+        "overlap_p2p_comm": parallel.vpp_size > 1,
+        "batch_p2p_comm": parallel.vpp_size == 1,
+    }
+
+
+def block_spec(
+    config: TransformerConfig, layer_spec: LayerSpec, pp_rank: int, vp_stage: int | None
+) -> TransformerBlockSubmodules:
     """Return the layers of a pipeline stage."""
     is_te = layer_spec is LayerSpec.TRANSFORMER_ENGINE
     block = get_gpt_decoder_block_spec(
-        config, use_transformer_engine=is_te, normalization=config.normalization, pp_rank=pp_rank
+        config, use_transformer_engine=is_te, normalization=config.normalization, vp_stage=vp_stage, pp_rank=pp_rank
     )
     if is_te:
         return block

@@ -2,13 +2,14 @@
 
 States, and who moves between them:
 
+    RUNNING --hold()---> STALE
     RUNNING --pause()--> PAUSED --receive()--> STALE --receive() on all workers, then commit()--> PAUSED --resume()--> RUNNING
 
 Invariants:
 - A completion never spans two versions. `pause` closes a gate of our own, waits for the completions in flight, and only then
   stops the scheduler; calls of `generate` meanwhile wait at the gate. vLLM labels every token with the version that sampled
   it, and a completion whose labels differ is an error.
-- STALE means that some live weights may be new and others old. Only a complete `receive` followed by `commit` leaves that state,
+- STALE means that some live weights may be new and others old, or that all are older than those in force elsewhere. Only a complete `receive` followed by `commit` leaves that state,
   and `resume` refuses until then, so nothing is ever sampled from a mixture.
 - `commit` drops every cached prefix and checks that vLLM did so before the new version number comes into force.
 """
@@ -25,6 +26,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
@@ -35,7 +37,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from hybridrl.config.schema import Platform, RolloutConfig
-from hybridrl.data.generation import Completion, SamplingSpec
+from hybridrl.data.generation import Completion, Routing, SamplingSpec
 from hybridrl.data.sample import FinishReason
 from hybridrl.engines.vllm.messages import encode, values_of
 from hybridrl.engines.vllm.requests import ConnectRequest, LearnRequest, ReceiveRequest
@@ -46,6 +48,7 @@ from hybridrl.reshard.executor import TransferReport
 from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.transports import Rendezvous
 
+_HOLD_TIMEOUT_S = 10.0
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -58,8 +61,10 @@ class _State(enum.Enum):
 class RolloutEngine:
     """A vLLM replica that continues token sequences and takes new weights; make one with :meth:`start`."""
 
-    def __init__(self, llm: AsyncLLM, max_model_tokens: int) -> None:
+    def __init__(self, llm: AsyncLLM, max_model_tokens: int, moe_layers: Sequence[int] = ()) -> None:
         self._llm = llm
+        self._moe_layers = list(moe_layers)
+        self._has_recorder = False
         self._max_model_tokens = max_model_tokens
         self._state = _State.RUNNING
         self._version = 0
@@ -80,6 +85,7 @@ class RolloutEngine:
         seed: int,
         *,
         policy_version: int = 0,
+        moe_layers: Sequence[int] = (),
         cores: Sequence[Sequence[int]] | None = None,
     ) -> RolloutEngine:
         """Start the replica's processes and load a checkpoint as version `policy_version`.
@@ -88,6 +94,7 @@ class RolloutEngine:
 
         Args:
             folder: HF checkpoint folder; no tokenizer is needed.
+            moe_layers: Decoder layers whose choice of experts is recorded with every completion; empty records nothing.
             cores: CPU cores of each worker (cpu platform); None leaves placement to the operating system.
 
         Raises:
@@ -95,13 +102,17 @@ class RolloutEngine:
         """
         os.environ.update(environment(platform, config, cores))
         try:
-            llm = AsyncLLM.from_engine_args(engine_arguments(folder, platform, config, seed))
+            arguments = engine_arguments(folder, platform, config, seed, records_routing=bool(moe_layers))
+            llm = AsyncLLM.from_engine_args(arguments)
         except (RuntimeError, ValueError, OSError) as e:
             raise EngineError(f"rollout engine: vLLM did not start on {folder} with {config}: {e}") from e
-        engine = cls(llm, config.max_model_tokens)
+        engine = cls(llm, config.max_model_tokens, moe_layers)
         gc.collect()
         gc.freeze()  # start-up objects stay for good; scanning them again stalls generation for half a second each time
         await engine._call("hybridrl_end_with", os.getpid())
+        if moe_layers and platform is Platform.CPU:
+            await engine._call("hybridrl_record_routing", None)
+            engine._has_recorder = True
         await engine._set_version(policy_version)
         return engine
 
@@ -129,7 +140,9 @@ class RolloutEngine:
             )
         params = _sampling_params(sampling, room)
         async with self._running():
-            return self._completion(await self._generate(list(token_ids), params))
+            request_id = str(next(self._request_ids))
+            output = await self._generate(request_id, list(token_ids), params)
+            return self._completion(output, await self._routing(request_id, output, len(token_ids)))
 
     async def pause(self, timeout_s: float) -> None:
         """Let running completions finish, hold new ones, and stop the scheduler. Idempotent.
@@ -167,6 +180,15 @@ class RolloutEngine:
         self._state = _State.RUNNING
         self._gate.set()
 
+    async def hold(self) -> None:
+        """Generate nothing until a transfer was committed; for an engine whose own weights are not those in force elsewhere.
+
+        Raises:
+            EngineError: Completions still ran.
+        """
+        await self.pause(_HOLD_TIMEOUT_S)
+        self._state = _State.STALE
+
     async def shard_maps(
         self, canonical: Mapping[str, CanonicalTensor], *, first_rank: int, node: str
     ) -> list[ShardMap]:
@@ -180,9 +202,13 @@ class RolloutEngine:
         maps: list[ShardMap] = await self._call("hybridrl_shard_map", LearnRequest(canonical, first_rank, node))
         return maps
 
-    async def connect(self, rendezvous: Rendezvous, plan: Plan) -> None:
-        """Connect every worker with the plan's sources, which connect at the same time."""
-        await self._call("hybridrl_connect", ConnectRequest(rendezvous, plan))
+    async def connect(self, rendezvous: Rendezvous, parts: Sequence[Plan]) -> None:
+        """Connect every worker with the plan's sources, which connect at the same time; an earlier connection is closed.
+
+        Args:
+            parts: What each worker receives, in rank order; each may be the whole plan.
+        """
+        await self._call("hybridrl_connect", ConnectRequest(rendezvous, tuple(parts)))
 
     async def receive(self, *, version: int, verify: bool, deadline_s: float) -> list[TransferReport]:
         """Receive all weights on all workers, while the sources send. The engine is STALE until `commit`.
@@ -246,8 +272,7 @@ class RolloutEngine:
             if self._num_running == 0:
                 self._idle.set()
 
-    async def _generate(self, token_ids: list[int], params: SamplingParams) -> CompletionOutput:
-        request_id = str(next(self._request_ids))
+    async def _generate(self, request_id: str, token_ids: list[int], params: SamplingParams) -> CompletionOutput:
         try:
             async for output in self._llm.generate(tokens_input(token_ids), params, request_id):
                 if output.finished:
@@ -258,7 +283,25 @@ class RolloutEngine:
             ) from e
         raise EngineError(f"rollout engine: request {request_id} ended without an output")
 
-    def _completion(self, output: CompletionOutput) -> Completion:
+    async def _routing(self, request_id: str, output: CompletionOutput, num_prompt_tokens: int) -> Routing | None:
+        """Return the experts of every token but the last; None unless they are recorded."""
+        if not self._moe_layers:
+            return None
+        routing: Routing | None
+        if self._has_recorder:
+            routing = (await self._call("hybridrl_take_routing", request_id))[0]
+        else:
+            every_layer = output.routed_experts
+            routing = None if every_layer is None else every_layer[:, self._moe_layers].astype(np.int16)
+        expected = num_prompt_tokens + len(output.token_ids) - 1
+        if routing is None or routing.shape[:2] != (expected, len(self._moe_layers)):
+            raise EngineError(
+                f"rollout engine: got the routing of {None if routing is None else routing.shape[:2]} (tokens, layers), expected "
+                f"{(expected, len(self._moe_layers))}"
+            )
+        return routing
+
+    def _completion(self, output: CompletionOutput, routing: Routing | None) -> Completion:
         versions = sorted({span.version for span in output.weight_versions or ()})
         if versions != [str(self._version)]:
             raise EngineError(
@@ -272,7 +315,7 @@ class RolloutEngine:
         if not isinstance(logprobs, FlatLogprobs) or logprobs.token_ids != token_ids:
             raise EngineError("rollout engine: vLLM returned log-probs that do not belong to the sampled tokens")
         return Completion(
-            tuple(token_ids), tuple(logprobs.logprobs), _FINISH_REASONS[output.finish_reason], self._version
+            tuple(token_ids), tuple(logprobs.logprobs), _FINISH_REASONS[output.finish_reason], self._version, routing
         )
 
     async def _set_version(self, version: int) -> None:

@@ -22,7 +22,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.platforms import current_platform
 
 from hybridrl.engines.vllm.learn import LearnedLayout, split_local
-from hybridrl.engines.vllm.loadformat import LiveTensors, materialize_parameter
+from hybridrl.engines.vllm.loadformat import LiveTensors, is_loaded_in_place, materialize_parameter
 from hybridrl.errors import ReshardError
 from hybridrl.reshard.plan import Chunk
 
@@ -58,7 +58,9 @@ class ModuleSink:
         self._planned: dict[str, set[str]] = {}
         for local in layout.shard_map.tensors:
             self._planned.setdefault(split_local(local)[0], set()).add(local)
-        self._unfinished = set(layout.shard_map.tensors)
+        # The rest are padding throughout: no chunk completes them, and they are zeroed when their module opens.
+        self._received = frozenset(shard.local for shard in layout.shard_map.shards)
+        self._unfinished = set(self._received)
 
     def open(self, chunk: Chunk) -> Mapping[str, torch.Tensor]:
         """Return the load-format tensors that a chunk writes into."""
@@ -104,7 +106,7 @@ class ModuleSink:
 
     def _open_module(self, prefix: str) -> None:
         module = self._model.get_submodule(prefix)
-        self._open[prefix] = _OpenModule.take(module, set(self._planned[prefix]))
+        self._open[prefix] = _OpenModule.take(module, self._planned[prefix] & self._received)
         for local in self._planned[prefix]:
             tensor = materialize_parameter(module, split_local(local)[1])
             if local in self._layout.shard_map.padding:
@@ -116,6 +118,8 @@ class ModuleSink:
         for local in self._planned[prefix]:
             for other in self._layout.tied.get(local, ()):
                 shared, name = split_local(other)
+                if is_loaded_in_place(self._model.get_submodule(shared), name):
+                    continue  # the copy into the live storage below serves every holder
                 ready[shared] = self._open[shared] = _OpenModule.take(self._model.get_submodule(shared))
                 materialize_parameter(ready[shared].module, name).copy_(_parameter(self._model, local))
         for name, opened in ready.items():

@@ -43,7 +43,7 @@ class LearnedLayout:
 
     Attributes:
         shard_map: Local tensors are named ``module.parameter``, in load format and in module order.
-        tied: Local tensor -> other module parameters that are the same live tensor (tied embeddings).
+        tied: Local tensor -> other module parameters that are the same live tensor (tied embeddings, a router's correction bias).
     """
 
     shard_map: ShardMap
@@ -68,7 +68,7 @@ def learn_layout(
         log = WriteLog(tensors)
         model.load_weights((name, RecordingTensor.of(t, dtype, log)) for name, t in canonical.items())  # type: ignore[operator]
         shards = [shard for write in log.writes for shard in shards_of_write(write, canonical[write.tensor])]
-        shard_map = _shard_map(model, tensors, shards, canonical, place)
+        shard_map = _shard_map(model, tensors, shards, canonical, place, log.num_zeroed)
     check_local_coverage(shard_map)
     return LearnedLayout(shard_map, tied)
 
@@ -86,7 +86,7 @@ def _tied_parameters(model: nn.Module) -> dict[str, tuple[str, ...]]:
         if is_deferred_attention_layer(module):
             continue
         for name, parameter in LiveTensors.of(module).parameters.items():
-            if parameter.ndim > 1 and parameter.numel() > 0:
+            if parameter.numel() > 0:
                 names.setdefault(parameter, []).append(f"{prefix}.{name}")
     return {first: tuple(others) for first, *others in names.values() if others}
 
@@ -108,19 +108,25 @@ def _shard_map(
     shards: list[Shard],
     canonical: Mapping[str, CanonicalTensor],
     place: Place,
+    num_zeroed: Mapping[str, int],
 ) -> ShardMap:
-    """Build the map of everything that was loaded; a parameter that nothing was loaded into is an error."""
+    """Build the map of everything that was loaded; a parameter that nothing was loaded into is an error.
+
+    Args:
+        num_zeroed: Elements of each local tensor that a loader fills with zeros.
+    """
     by_local: dict[str, list[Shard]] = {}
     for shard in shards:
         by_local.setdefault(shard.local, []).append(shard)
     locals_: dict[str, LocalTensor] = {}
     padding: dict[str, int] = {}
     for name, tensor in tensors.items():
-        if name not in by_local:
+        if name not in by_local and name not in num_zeroed:
             _check_unloaded(model, name, tensor, place)
             continue
         locals_[name] = _local_tensor(name, tensor, place)
-        if declared := _declared_padding(model, name, tensor, by_local[name]):
+        own = by_local.setdefault(name, [])
+        if declared := num_zeroed.get(name, 0) + _declared_padding(model, name, tensor, own):
             padding[name] = declared
     ordered = tuple(shard for name in locals_ for shard in merge_shards(by_local[name]))
     used = {shard.tensor for shard in ordered}

@@ -59,6 +59,11 @@ def model_in_load_format(model: nn.Module) -> Iterator[None]:
             tensors.put_back(module)
 
 
+def is_loaded_in_place(module: nn.Module, name: str) -> bool:
+    """Whether the kernels use a tensor as it was loaded, so that vLLM keeps no load format of it (router correction bias)."""
+    return all(name not in recorded for recorded in get_layerwise_info(module).restore_metadata)
+
+
 def materialize_parameter(module: nn.Module, name: str) -> torch.Tensor:
     """Replace one tensor of a module by an uninitialised one in load format, and return it."""
     info = get_layerwise_info(module)

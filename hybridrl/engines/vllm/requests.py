@@ -27,10 +27,14 @@ class LearnRequest:
 
 @dataclass(frozen=True, slots=True)
 class ConnectRequest:
-    """Asks a worker to join the transfer of a plan."""
+    """Asks the workers of a replica to join the transfer of a plan.
+
+    Attributes:
+        parts: What each worker receives, in rank order.
+    """
 
     rendezvous: Rendezvous
-    plan: Plan
+    parts: tuple[Plan, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,14 @@ def environment(platform: Platform, config: RolloutConfig, cores: Sequence[Seque
     return variables
 
 
-def engine_arguments(folder: Path, platform: Platform, config: RolloutConfig, seed: int) -> AsyncEngineArgs:
-    """Return the arguments of one replica."""
+def engine_arguments(
+    folder: Path, platform: Platform, config: RolloutConfig, seed: int, *, records_routing: bool = False
+) -> AsyncEngineArgs:
+    """Return the arguments of one replica.
+
+    Args:
+        records_routing: Record which experts each token chooses.
+    """
     arguments: dict[str, object] = {
         "model": str(folder),
         "dtype": config.precision.value,
@@ -60,10 +66,13 @@ def engine_arguments(folder: Path, platform: Platform, config: RolloutConfig, se
         "generation_config": "vllm",
         # The log-prob of a token under the distribution that it was drawn from, not under the raw logits.
         "logprobs_mode": "processed_logprobs",
-        "enable_prefix_caching": True,
+        # The experts of a cached prefix are kept by vLLM itself, and only on GPUs.
+        "enable_prefix_caching": not (records_routing and platform is Platform.CPU),
         "disable_log_stats": True,
         "worker_extension_cls": _WORKER_EXTENSION,
     }
+    if records_routing and platform is Platform.CUDA:
+        arguments["enable_return_routed_experts"] = True
     return AsyncEngineArgs(**(arguments | _placement(platform, config)))
 
 

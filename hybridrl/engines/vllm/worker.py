@@ -19,11 +19,13 @@ import torch
 from torch import nn
 from vllm.platforms import current_platform
 
+from hybridrl.data.generation import Routing
 from hybridrl.engines.vllm.install import ModuleSink
 from hybridrl.engines.vllm.learn import LearnedLayout, learn_layout
 from hybridrl.engines.vllm.messages import Reply, decode, encode
 from hybridrl.engines.vllm.orphans import end_with
 from hybridrl.engines.vllm.requests import ConnectRequest, LearnRequest, ReceiveRequest
+from hybridrl.engines.vllm.routing import RoutingRecorder
 from hybridrl.errors import EngineError
 from hybridrl.layout.shard import Place, ShardMap
 from hybridrl.reshard.executor import Receiver, TransferReport
@@ -70,11 +72,23 @@ class WorkerExtension:
     model_config: Any
     _hybridrl_layout: LearnedLayout | None = None
     _hybridrl_connection: _Connection | None = None
+    _hybridrl_routing: RoutingRecorder | None = None
 
     @_answered
     def hybridrl_end_with(self, owner_pid: int) -> None:
         """End this replica's processes when its owner is gone."""
         end_with(owner_pid)
+
+    @_answered
+    def hybridrl_record_routing(self, request: None) -> None:
+        """Record from now on which experts each token chooses; one worker is enough, since all choose the same."""
+        if self.rank == 0:
+            self._hybridrl_routing = RoutingRecorder(self.model_runner)
+
+    @_answered
+    def hybridrl_take_routing(self, request_id: str) -> Routing | None:
+        """Return the experts of a finished request; None on workers that do not record."""
+        return self._hybridrl_routing.take(request_id) if self._hybridrl_routing else None
 
     @_answered
     def hybridrl_shard_map(self, request: LearnRequest) -> ShardMap:
@@ -89,13 +103,14 @@ class WorkerExtension:
         """Open the transport; every rank of both sides calls this at the same time."""
         self._hybridrl_close()
         place = self._hybridrl_learned().shard_map.place
-        if place not in request.plan.destinations:
+        plan = request.parts[self.rank]
+        if place not in plan.destinations:
             raise EngineError(
-                f"{place} is no destination of the plan; expected one of {list(map(str, request.plan.destinations))}"
+                f"{place} is no destination of the plan; expected one of {list(map(str, plan.destinations))}"
             )
-        destination = request.plan.destinations.index(place)
-        transport = open_transport(request.rendezvous, request.plan, destination=destination)
-        self._hybridrl_connection = _Connection(request.plan, destination, transport)
+        destination = plan.destinations.index(place)
+        transport = open_transport(request.rendezvous, plan, destination=destination)
+        self._hybridrl_connection = _Connection(plan, destination, transport)
 
     @_answered
     def hybridrl_receive(self, request: ReceiveRequest) -> TransferReport:
@@ -103,6 +118,8 @@ class WorkerExtension:
         connection = self._hybridrl_connection
         if connection is None:
             raise EngineError("receive before connect; connect the replica to the plan's transport first")
+        if self._hybridrl_routing:
+            self._hybridrl_routing.clear()
         sink = ModuleSink(self._hybridrl_model(), self._hybridrl_learned(), self.model_config.dtype)
         try:
             with torch.no_grad():

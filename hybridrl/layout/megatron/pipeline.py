@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from hybridrl.config.schema import ParallelConfig
 from hybridrl.errors import LayoutError
 
 _EMBEDDING, _LAYER, _MTP, _OUTPUT = "E", "t", "m", "L"
@@ -109,6 +110,16 @@ class PipelineLayout:
             raise LayoutError(f"{middle} layers do not divide into pp_size {middle_ranks} equal stages")
         counts = [middle // middle_ranks if middle_ranks else 0] * middle_ranks
         return [*([first] if first is not None else []), *counts, *([last] if last is not None else [])]
+
+
+def pipeline_layout(config: ParallelConfig) -> PipelineLayout:
+    """Return the configured pipeline in the layout language."""
+    return PipelineLayout(
+        virtual_size=config.vpp_size,
+        num_layers_in_first_pipeline_stage=config.num_layers_in_first_pipeline_stage,
+        num_layers_in_last_pipeline_stage=config.num_layers_in_last_pipeline_stage,
+        stages=config.pipeline_layout,
+    )
 
 
 def parse_stages(text: str) -> list[str]:

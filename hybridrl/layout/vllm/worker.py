@@ -17,6 +17,9 @@ from hybridrl.layout.vllm.mlp import place_experts, place_gated
 from hybridrl.layout.vllm.placement import layers_of_stage
 from hybridrl.layout.vllm.slices import WorkerSlices
 
+# Families whose model in vLLM builds embedding, final norm and output on every pipeline stage, used there or not.
+_WHOLE_ON_EVERY_STAGE = frozenset({"qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss"})
+
 
 def vllm_shard_map(layout: VllmLayout, tp_rank: int, place: Place, *, pp_rank: int = 0, dp_rank: int = 0) -> ShardMap:
     """Declare the shard map of one worker of a replica.
@@ -27,12 +30,13 @@ def vllm_shard_map(layout: VllmLayout, tp_rank: int, place: Place, *, pp_rank: i
     spec = layout.spec
     builder = ShardMapBuilder(place, spec.tensors())
     out = WorkerSlices(layout, tp_rank, dp_rank, builder)
+    has_both_ends = spec.family in _WHOLE_ON_EVERY_STAGE
     is_last = pp_rank == layout.pp - 1
-    if pp_rank == 0 or (is_last and spec.is_tied):
+    if pp_rank == 0 or has_both_ends or (is_last and spec.is_tied):
         out.vocab(spec.embedding)
     for index in layers_of_stage(len(spec.layers), layout.pp, pp_rank, layout.layer_partition):
         _place_layer(out, spec.layers[index])
-    if is_last:
+    if is_last or has_both_ends:
         out.whole(spec.final_norm)
         if not spec.is_tied:
             out.vocab(spec.output)

@@ -1,13 +1,13 @@
 """How bytes travel between the ranks of a plan.
 
-A transport connects one rank with its peers on the other side. What a destination receives in one chunk lies in one half of its
+A transport connects one rank with those that it sends to and receives from. What a destination receives in one chunk lies in one half of its
 inbox (``inbox.py``), so that a chunk arrives while the one before is unpacked. Every wait is bounded; a peer that fails or falls
 silent becomes a :class:`ReshardError` that names both ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -34,18 +34,21 @@ class Label:
 
 
 class Transport(Protocol):
-    """One rank's connections to the ranks of the other side; peers are indices into the plan."""
+    """One rank's connections; who sends is an index into ``plan.senders``, who receives one into ``plan.destinations``.
+
+    A destination goes chunk by chunk: first what sources send, then what it sends itself, then what other destinations do.
+    """
 
     @property
     def staging_bytes(self) -> int:
         """Memory that this rank holds for messages."""
         ...
 
-    def submit_send(self, peer: int, label: Label, fill: Fill) -> None:
+    def submit_send(self, destination: int, label: Label, fill: Fill) -> None:
         """Queue a message; `fill` packs it into a uint8 buffer of `label.num_bytes` once there is room."""
         ...
 
-    def submit_recv(self, peer: int, label: Label, drain: Fill) -> None:
+    def submit_recv(self, sender: int, label: Label, drain: Fill) -> None:
         """Queue a receipt; `drain` reads the uint8 buffer once it has arrived, after all those of earlier chunks."""
         ...
 
@@ -94,18 +97,16 @@ class Endpoint:
     @property
     def place(self) -> Place:
         """This rank."""
-        return (self.plan.sources if self.is_source else self.plan.destinations)[self.index]
+        return self.plan.senders[self.sender]
 
     @property
-    def peers(self) -> tuple[Place, ...]:
-        """The ranks of the other side."""
-        return self.plan.destinations if self.is_source else self.plan.sources
+    def sender(self) -> int:
+        """This rank's index into ``plan.senders``."""
+        return self.index if self.is_source else len(self.plan.sources) + self.index
 
-    def carries(self, source: int, destination: int) -> bool:
+    def carries(self, sender: int, destination: int) -> bool:
         """Whether messages between two ranks belong to this transport; the same on every rank."""
-        if self.same_node is None:
-            return True
-        return (self.plan.sources[source].node == self.plan.destinations[destination].node) is self.same_node
+        return self.same_node is None or self.plan.is_near(sender, destination) is self.same_node
 
     def only(self, *, same_node: bool) -> Endpoint:
         """Return this endpoint for the messages inside a node, or between nodes."""
@@ -148,18 +149,19 @@ def remove_leftovers(session: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def choose_transport(plan: Plan, *, is_cuda: bool) -> str:
+def choose_transport(sources: Sequence[Place], destinations: Sequence[Place], *, is_cuda: bool) -> str:
     """Return the kind for weight_sync.transport auto.
 
     Inside a node shm, or cuda_ipc between devices; between nodes gloo, or nccl. A CPU plan with both kinds of pairs routes each
-    by its own way (mixed).
+    by its own way (mixed), as do destinations that share a node away from the sources, since they may relay.
     """
-    nodes = {place.node for place in (*plan.sources, *plan.destinations)}
+    nodes = {place.node for place in (*sources, *destinations)}
     if is_cuda:
         return "cuda_ipc" if len(nodes) == 1 else "nccl"
     if len(nodes) == 1:
         return "shm"
-    is_mixed = bool({place.node for place in plan.sources} & {place.node for place in plan.destinations})
+    taking = [place.node for place in destinations]
+    is_mixed = len(set(taking)) < len(taking) or bool({place.node for place in sources} & set(taking))
     return "mixed" if is_mixed else "gloo"
 
 

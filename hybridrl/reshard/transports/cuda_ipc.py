@@ -28,7 +28,7 @@ class CudaIpcTransport(ShmTransport):
         super().__init__(rendezvous, endpoint)
 
     def _halves(self, destination: int, inbox: Inbox) -> torch.Tensor | None:
-        if self._endpoint.is_source:
+        if self._endpoint.is_source or destination != self._endpoint.index:
             rebuild, arguments = pickle.loads(bytes.fromhex(self._store.get(f"inbox-{destination}").decode()))
             memory: torch.Tensor = rebuild(*arguments)
             return memory

@@ -1,7 +1,7 @@
 """Messages over a torch process group: what gloo and NCCL have in common.
 
 A process group of its own on a store of its own, so that it neither meets nor blocks Megatron's and vLLM's groups. Ranks are
-the plan's sources, then its destinations. Buffers are made once: a source packs one message while the other is on its way, a
+the plan's sources, then its destinations, which only receive. Buffers are made once: a source packs one message while the other is on its way, a
 destination has the receipts of the next chunk posted while it unpacks this one. Each step has a tag of its own: a message that
 is not expected is never put where another should be.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
 from typing import Any
@@ -37,33 +38,39 @@ class GroupTransport:
     Args:
         allocate: Makes a uint8 buffer of a number of bytes where the group can reach it.
         join: Makes the group of all ranks.
+
+    Raises:
+        ReshardError: When relays are to be carried: a rank here either sends or receives.
     """
 
     def __init__(self, rendezvous: Rendezvous, endpoint: Endpoint, allocate: Allocate, join: Join) -> None:
-        plan = endpoint.plan
         self._endpoint = endpoint
         self._me = endpoint.place
-        self._first_peer = len(plan.sources) if endpoint.is_source else 0
         self._inboxes = inboxes(endpoint)
+        relays = [to for to, inbox in self._inboxes.items() if inbox.senders[-1:] >= (len(endpoint.plan.sources),)]
+        if relays:
+            raise ReshardError(
+                f"{self._me}: {endpoint.plan.destinations[relays[0]]} takes weights from other destinations of its node, which "
+                f"{type(self).__name__} does not carry; use mixed, or plan without is_shared"
+            )
         self._memory = allocate(self._staging_bytes())
         self._sends: list[tuple[int, Label, Fill]] = []
         self._receipts: list[tuple[int, Label, Fill]] = []
         self._run = 0
-        rank = endpoint.index if endpoint.is_source else len(plan.sources) + endpoint.index
-        self._group: Any | None = self._connect(rendezvous, rank, join)
+        self._group: Any | None = self._connect(rendezvous, endpoint.sender, join)
 
     @property
     def staging_bytes(self) -> int:
         """Size of the send buffers, or of the inbox."""
         return self._memory.nbytes
 
-    def submit_send(self, peer: int, label: Label, fill: Fill) -> None:
+    def submit_send(self, destination: int, label: Label, fill: Fill) -> None:
         """Queue a message for a destination."""
-        self._sends.append((peer, label, fill))
+        self._sends.append((destination, label, fill))
 
-    def submit_recv(self, peer: int, label: Label, drain: Fill) -> None:
+    def submit_recv(self, sender: int, label: Label, drain: Fill) -> None:
         """Queue a receipt from a source."""
-        self._receipts.append((peer, label, drain))
+        self._receipts.append((sender, label, drain))
 
     def run(self, deadline_s: float) -> None:
         """Send and receive everything queued, in order."""
@@ -79,15 +86,21 @@ class GroupTransport:
         self._group = None
 
     def _connect(self, rendezvous: Rendezvous, rank: int, join: Join) -> Any:
-        places = (*self._endpoint.plan.sources, *self._endpoint.plan.destinations)
+        places = self._endpoint.plan.senders
         missing = [str(place) for place in places[:1] if rank != 0]  # the first holds the store
         try:
             store = connect_store(rendezvous, is_master=rank == 0)
             store.set(f"rank-{rank}", "here")
+            timeout = timedelta(seconds=rendezvous.timeout_s)
             try:
-                return join(store, rank, len(places), timedelta(seconds=rendezvous.timeout_s))
+                return join(store, rank, len(places), timeout)
             except (RuntimeError, dist.DistError):
-                missing = [str(place) for i, place in enumerate(places) if not store.check([f"rank-{i}"])]
+                present = [i for i in range(len(places)) if store.check([f"rank-{i}"])]
+                missing = [str(place) for i, place in enumerate(places) if i not in present]
+                store.set(f"failed-{rank}", "")
+                if rank == 0:  # the store ends with this process: let the others find out who is missing
+                    with suppress(RuntimeError):
+                        store.wait([f"failed-{i}" for i in present], timeout)
                 raise
         except (OSError, RuntimeError, dist.DistError) as e:
             raise ReshardError(
@@ -98,16 +111,17 @@ class GroupTransport:
     def _send_all(self, sends: Sequence[tuple[int, Label, Fill]], deadline: float) -> None:
         buffers = self._memory.view(_NUM_SEND_BUFFERS, -1)
         in_flight: deque[tuple[int, dist.Work]] = deque()
-        for number, (peer, label, fill) in enumerate(sends):
+        for number, (destination, label, fill) in enumerate(sends):
+            peer = len(self._endpoint.plan.sources) + destination
             if len(in_flight) == _NUM_SEND_BUFFERS:
                 self._finish(*in_flight.popleft(), deadline)
-            inbox = self._inboxes[peer]
+            inbox = self._inboxes[destination]
             slot = buffers[number % _NUM_SEND_BUFFERS][: inbox.sizes[label.chunk, self._endpoint.index]]
             write_header(slot, label)
             fill(payload(slot, label))
             with self._named(peer):
                 tag = inbox.step(self._run, label.chunk) % _NUM_TAGS
-                in_flight.append((peer, self._open().send([slot], self._first_peer + peer, tag)))
+                in_flight.append((peer, self._open().send([slot], peer, tag)))
         for peer, work in in_flight:
             self._finish(peer, work, deadline)
 
@@ -128,7 +142,7 @@ class GroupTransport:
             slot = inbox.slot(self._memory, half, label.chunk, peer)
             with self._named(peer):
                 tag = inbox.step(self._run, label.chunk) % _NUM_TAGS
-                posted.append((slot, self._open().recv([slot], self._first_peer + peer, tag)))
+                posted.append((slot, self._open().recv([slot], peer, tag)))
         return posted
 
     def _finish(self, peer: int, work: dist.Work, deadline: float) -> None:
@@ -146,7 +160,7 @@ class GroupTransport:
         return self._group
 
     def _place(self, peer: int) -> Place:
-        return self._endpoint.peers[peer]
+        return self._endpoint.plan.senders[peer]
 
     def _named(self, peer: int) -> _NamedErrors:
         return _NamedErrors(self._me, self._place(peer))

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from hybridrl.errors import ReshardError
+from hybridrl.reshard.sizes import MessageSizes
 from hybridrl.reshard.transports import Endpoint, Label
 
 HEADER_BYTES = 64
@@ -29,22 +30,22 @@ class Inbox:
 
     Attributes:
         steps: Chunk -> its number among the chunks that this transport carries.
-        offsets: (chunk, source) -> first byte in the half.
-        sizes: (chunk, source) -> bytes of header and payload.
+        offsets: (chunk, sender) -> first byte in the half.
+        sizes: (chunk, sender) -> bytes of header and payload.
         half_bytes: Size of a half.
-        sources: Ranks that send at all, in order.
+        senders: Ranks that send at all, in order.
     """
 
     steps: Mapping[int, int]
     offsets: Mapping[tuple[int, int], int]
     sizes: Mapping[tuple[int, int], int]
     half_bytes: int
-    sources: tuple[int, ...]
+    senders: tuple[int, ...]
 
-    def slot(self, memory: torch.Tensor, half: int, chunk: int, source: int) -> torch.Tensor:
+    def slot(self, memory: torch.Tensor, half: int, chunk: int, sender: int) -> torch.Tensor:
         """Return the header and payload of one message inside one of the two halves."""
-        start = half * self.half_bytes + self.offsets[chunk, source]
-        return memory[start : start + self.sizes[chunk, source]]
+        start = half * self.half_bytes + self.offsets[chunk, sender]
+        return memory[start : start + self.sizes[chunk, sender]]
 
     def step(self, run: int, chunk: int) -> int:
         """Number the chunks of all transfers through."""
@@ -52,30 +53,25 @@ class Inbox:
 
 
 def inboxes(endpoint: Endpoint) -> dict[int, Inbox]:
-    """Return the inboxes that one rank has to do with, by destination.
+    """Return the inboxes that one rank has to do with, by destination: those that it sends to, and its own.
 
     Raises:
-        ReshardError: When the plan is a source's part only, which does not say what lies beside its messages.
+        ReshardError: When the plan is a source's part without sizes, which does not say what lies beside its messages.
     """
-    plan, me = endpoint.plan, endpoint.index
-    moves = plan.moves
-    mine = np.unique(moves.destination[moves.source == me]) if endpoint.is_source else np.array([me])
+    plan, moves, me = endpoint.plan, endpoint.plan.sent, endpoint.sender
+    own = -1 if endpoint.is_source else endpoint.index
+    mine = np.union1d(moves.destination[moves.source == me], [own])
     sizes: dict[int, dict[tuple[int, int], int]] = {}
-    rows = np.flatnonzero(np.isin(moves.destination, mine))
-    keys = np.stack([moves.destination[rows], moves.chunk[rows], moves.source[rows]])
-    messages, message_of = np.unique(keys, axis=1, return_inverse=True)
-    payloads = np.zeros(messages.shape[1], dtype=np.int64)
-    np.add.at(payloads, message_of.reshape(-1), moves.num_bytes[rows])
-    for (to, chunk, source), num_bytes in zip(messages.T.tolist(), payloads.tolist(), strict=True):
-        if not plan.chunks[to]:
+    messages = plan.sizes or MessageSizes.of(moves.take(np.isin(moves.destination, mine)))
+    for (to, chunk, sender), num_bytes in messages:
+        if plan.sizes is None and not plan.chunks[to]:
             raise ReshardError(
                 f"{endpoint.place}: the plan holds only a part of what {plan.destinations[to]} receives; "
-                "open transports with the whole plan"
+                "open transports with the whole plan, or with a part that has the sizes of its neighbours (parts.py)"
             )
-        if endpoint.carries(source, to):
-            sizes.setdefault(to, {})[chunk, source] = HEADER_BYTES + num_bytes
-    if endpoint.is_source:
-        sizes = {to: found for to, found in sizes.items() if any(source == me for _, source in found)}
+        if endpoint.carries(sender, to):
+            sizes.setdefault(to, {})[chunk, sender] = HEADER_BYTES + num_bytes
+    sizes = {to: found for to, found in sizes.items() if to == own or any(sender == me for _, sender in found)}
     return {to: _inbox(found) for to, found in sizes.items()}
 
 
@@ -98,13 +94,13 @@ def _inbox(sizes: Mapping[tuple[int, int], int]) -> Inbox:
     chunks = sorted({chunk for chunk, _ in sizes})
     offsets: dict[tuple[int, int], int] = {}
     filled = dict.fromkeys(chunks, 0)
-    for chunk, source in sorted(sizes):
-        offsets[chunk, source] = filled[chunk]
-        filled[chunk] += -(-sizes[chunk, source] // _ALIGNMENT) * _ALIGNMENT
+    for chunk, sender in sorted(sizes):
+        offsets[chunk, sender] = filled[chunk]
+        filled[chunk] += -(-sizes[chunk, sender] // _ALIGNMENT) * _ALIGNMENT
     return Inbox(
         steps={chunk: step for step, chunk in enumerate(chunks)},
         offsets=offsets,
         sizes=sizes,
         half_bytes=max(filled.values(), default=0),
-        sources=tuple(sorted({source for _, source in sizes})),
+        senders=tuple(sorted({sender for _, sender in sizes})),
     )

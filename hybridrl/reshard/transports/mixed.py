@@ -1,7 +1,7 @@
 """Each pair of ranks by its own way: shared memory inside a node, gloo between nodes.
 
-The two ways run at the same time, each in its own chunk order. A destination's receipts pass a gate, so that it still takes chunk
-after chunk over both, and no two callbacks ever run at once.
+The two ways run at the same time, each in its own chunk order. A destination's messages pass a gate, so that it still takes chunk
+after chunk over both, relays a chunk when it has come over both, and no two callbacks ever run at once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from hybridrl.layout.shard import Place
 from hybridrl.reshard.transports import Endpoint, Fill, Label, Rendezvous, Transport
 from hybridrl.reshard.transports.gloo import GlooTransport
 from hybridrl.reshard.transports.shm import ShmTransport
+
+_Turn = tuple[int, bool]  # chunk, and whether a destination passes it on
 
 
 class MixedTransport:
@@ -40,13 +42,17 @@ class MixedTransport:
         """Of both ways together."""
         return sum(way.staging_bytes for way in self._ways.values())
 
-    def submit_send(self, peer: int, label: Label, fill: Fill) -> None:
+    def submit_send(self, destination: int, label: Label, fill: Fill) -> None:
         """Queue a message for a destination."""
-        self._way(peer).submit_send(peer, label, self._gate.serial(fill))
+        own = self._endpoint
+        ordered = self._gate.serial(fill) if own.is_source else self._gate.in_turn((label.chunk, True), fill)
+        self._way(own.sender, destination).submit_send(destination, label, ordered)
 
-    def submit_recv(self, peer: int, label: Label, drain: Fill) -> None:
-        """Queue a receipt from a source."""
-        self._way(peer).submit_recv(peer, label, self._gate.after_earlier_chunks(label, drain))
+    def submit_recv(self, sender: int, label: Label, drain: Fill) -> None:
+        """Queue a receipt."""
+        own = self._endpoint
+        turn = (label.chunk, sender >= len(own.plan.sources))
+        self._way(sender, own.index).submit_recv(sender, label, self._gate.in_turn(turn, drain))
 
     def run(self, deadline_s: float) -> None:
         """Run both ways; the first error of either is raised at once, and `close` ends the other."""
@@ -64,17 +70,17 @@ class MixedTransport:
             way.close()
         self._pool.shutdown(wait=False)
 
-    def _way(self, peer: int) -> Transport:
-        return self._ways[self._endpoint.peers[peer].node == self._endpoint.place.node]
+    def _way(self, sender: int, destination: int) -> Transport:
+        return self._ways[self._endpoint.plan.is_near(sender, destination)]
 
 
 class _Gate:
-    """Lets callbacks through one at a time, those of a chunk after all of the chunks before."""
+    """Lets callbacks through one at a time, in turns: those of a chunk after all of the chunks before, relays last."""
 
     def __init__(self, me: Place) -> None:
         self._me = me
         self._changed = threading.Condition()
-        self._open_receipts: Counter[int] = Counter()
+        self._open: Counter[_Turn] = Counter()
         self._deadline = 0.0
         self._is_aborted = False
 
@@ -88,18 +94,18 @@ class _Gate:
 
         return call
 
-    def after_earlier_chunks(self, label: Label, drain: Fill) -> Fill:
-        self._open_receipts[label.chunk] += 1
+    def in_turn(self, turn: _Turn, callback: Fill) -> Fill:
+        self._open[turn] += 1
 
         def call(buffer: torch.Tensor) -> None:
             with self._changed:
                 left = max(0.001, self._deadline - time.monotonic())
-                if not self._changed.wait_for(lambda: self._is_aborted or self._is_first(label.chunk), left):
-                    raise ReshardError(f"{self._me}: timed out until the chunks before {label.chunk} are complete")
+                if not self._changed.wait_for(lambda: self._is_aborted or self._is_first(turn), left):
+                    raise ReshardError(f"{self._me}: timed out until what comes before chunk {turn[0]} is complete")
                 if self._is_aborted:
                     raise ReshardError(f"{self._me}: the transfer was given up after an error on its other way")
-                drain(buffer)
-                self._open_receipts[label.chunk] -= 1
+                callback(buffer)
+                self._open[turn] -= 1
                 self._changed.notify_all()
 
         return call
@@ -109,5 +115,5 @@ class _Gate:
             self._is_aborted = True
             self._changed.notify_all()
 
-    def _is_first(self, chunk: int) -> bool:
-        return not any(count for earlier, count in self._open_receipts.items() if earlier < chunk)
+    def _is_first(self, turn: _Turn) -> bool:
+        return not any(count for earlier, count in self._open.items() if earlier < turn)

@@ -1,7 +1,7 @@
 """Shared memory between ranks of one host: the source packs straight into memory that the destination reads.
 
-One file in ``/dev/shm`` per destination: a control page, then its inbox. The destination creates it, the sources map it, and it is
-unlinked as soon as all hold it, so nothing stays behind whatever dies. Each counter has one writer, which publishes it after the
+One file in ``/dev/shm`` per destination: a control page, then its inbox. The destination creates it, those that send to it map it,
+and it is unlinked as soon as all hold it, so nothing stays behind whatever dies. Each counter has one writer, which publishes it after the
 data it guards.
 """
 
@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -24,7 +23,7 @@ from hybridrl.reshard.transports.inbox import Inbox, inboxes, payload, read_head
 
 _PAGE_BYTES = 4096
 _LINE_WORDS = 8  # each rank's counters have a cache line of their own
-_WRITTEN, _OPENED, _CLOSED = 0, 1, 2  # of a source; a destination has _CONSUMED in place of _WRITTEN
+_WRITTEN, _OPENED, _CLOSED = 0, 1, 2  # of a sender; a destination has _CONSUMED in place of _WRITTEN
 _CONSUMED = 0
 _POLL_S = 50e-6
 
@@ -35,38 +34,42 @@ class _Mailbox:
     def __init__(self, path: Path, inbox: Inbox, halves: torch.Tensor | None) -> None:
         self.path = path
         self.inbox = inbox
-        self._lines = {source: _LINE_WORDS * (1 + i) for i, source in enumerate(inbox.sources)}
+        self._lines = {sender: _LINE_WORDS * (1 + i) for i, sender in enumerate(inbox.senders)}
         control = control_bytes(inbox)
         size = control + (2 * inbox.half_bytes if halves is None else 0)
         memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
         self._words = memory[:control].view(torch.int64)
         self.halves = _pinned(memory[control:]) if halves is None else halves
 
-    def get(self, word: int, source: int | None = None) -> int:
-        """Read a counter of a source, or of the destination."""
-        return ops.load_acquire(self._address(word, source))
+    def get(self, word: int, sender: int | None = None) -> int:
+        """Read a counter of a sender, or of the destination."""
+        return ops.load_acquire(self._address(word, sender))
 
-    def set(self, word: int, value: int, source: int | None = None) -> None:
+    def set(self, word: int, value: int, sender: int | None = None) -> None:
         """Publish a counter."""
-        ops.store_release(self._address(word, source), value)
+        ops.store_release(self._address(word, sender), value)
 
     def release(self) -> None:
         """Give pinned memory back to the operating system."""
         if torch.cuda.is_available() and not self.halves.is_cuda:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self.halves.data_ptr()))
 
-    def _address(self, word: int, source: int | None) -> int:
-        line = 0 if source is None else self._lines[source]
+    def _address(self, word: int, sender: int | None) -> int:
+        line = 0 if sender is None else self._lines[sender]
         return self._words.data_ptr() + 8 * (line + word)
 
 
 @dataclass(slots=True)
 class _Outgoing:
-    """A source's view of one destination."""
+    """A sender's view of one destination."""
 
     place: Place
     mailbox: _Mailbox
     queue: list[tuple[Label, Fill]] = field(default_factory=list)
+
+    def waits(self, last_chunk: int | None) -> bool:
+        """Whether something up to a chunk is queued."""
+        return bool(self.queue) and (last_chunk is None or self.queue[0][0].chunk <= last_chunk)
 
 
 class ShmTransport:
@@ -80,43 +83,51 @@ class ShmTransport:
         self._mailbox: _Mailbox | None = None
         self._receipts: list[tuple[int, Label, Fill]] = []
         deadline = time.monotonic() + rendezvous.timeout_s
-        for destination, inbox in inboxes(endpoint).items():
-            path = SHARED_MEMORY / f"hybridrl-{rendezvous.session}-{destination}"
-            if endpoint.is_source:
-                place = endpoint.peers[destination]
-                self._peers[destination] = _Outgoing(place, self._attach(path, destination, inbox, deadline))
-            else:
-                self._mailbox = self._create(path, inbox, deadline)
+        found = inboxes(endpoint)
+        paths = {destination: SHARED_MEMORY / f"hybridrl-{rendezvous.session}-{destination}" for destination in found}
+        if not endpoint.is_source and endpoint.index in found:
+            own = endpoint.index
+            self._mailbox = self._create(paths.pop(own), found[own])
+        try:
+            for destination, path in paths.items():
+                place = endpoint.plan.destinations[destination]
+                box = self._attach(path, destination, found[destination], deadline)
+                self._peers[destination] = _Outgoing(place, box)
+            if self._mailbox:
+                self._await_senders(self._mailbox, deadline)
+        finally:
+            if self._mailbox:
+                self._mailbox.path.unlink(missing_ok=True)
 
     @property
     def staging_bytes(self) -> int:
-        """Size of this rank's own inbox; sources have no memory of their own."""
+        """Size of this rank's own inbox; who only sends has no memory of its own."""
         return self._mailbox.halves.nbytes if self._mailbox else 0
 
-    def submit_send(self, peer: int, label: Label, fill: Fill) -> None:
+    def submit_send(self, destination: int, label: Label, fill: Fill) -> None:
         """Queue a message for a destination."""
-        self._peers[peer].queue.append((label, fill))
+        self._peers[destination].queue.append((label, fill))
 
-    def submit_recv(self, peer: int, label: Label, drain: Fill) -> None:
-        """Queue a receipt from a source."""
-        self._receipts.append((peer, label, drain))
+    def submit_recv(self, sender: int, label: Label, drain: Fill) -> None:
+        """Queue a receipt."""
+        self._receipts.append((sender, label, drain))
 
     def run(self, deadline_s: float) -> None:
-        """Carry out the queues: a source serves whoever has room, a destination takes chunk after chunk."""
+        """Carry out the queues: a source serves whoever has room, a destination goes chunk after chunk."""
         deadline = time.monotonic() + deadline_s
         receipts, self._receipts = self._receipts, []
-        while pending := [peer for peer in self._peers.values() if peer.queue]:
-            if not sum(self._send_next(peer) for peer in pending):
-                label = pending[0].queue[0][0]
-                self._rest(deadline, f"{pending[0].place} reads chunk {label.chunk} of version {label.version}")
-        for chunk, group in groupby(receipts, key=lambda receipt: receipt[1].chunk):
-            self._receive_chunk(chunk, list(group), deadline)
+        if self._endpoint.is_source:
+            self._send(deadline)
+        else:
+            sends = {label.chunk for peer in self._peers.values() for label, _ in peer.queue}
+            for chunk in sorted(sends | {label.chunk for _, label, _ in receipts}):
+                self._pass_chunk(chunk, [receipt for receipt in receipts if receipt[1].chunk == chunk], deadline)
         self._run += 1
 
     def close(self) -> None:
         """Tell the peers and unmap."""
         for peer in self._peers.values():
-            peer.mailbox.set(_CLOSED, 1, self._endpoint.index)
+            peer.mailbox.set(_CLOSED, 1, self._endpoint.sender)
             peer.mailbox.release()
         if self._mailbox:
             self._mailbox.set(_CLOSED, 1)
@@ -124,9 +135,16 @@ class ShmTransport:
         self._peers.clear()
         self._mailbox = None
 
+    def _send(self, deadline: float, last_chunk: int | None = None) -> None:
+        """Send what is queued, up to a chunk, to whoever has room."""
+        while pending := [peer for peer in self._peers.values() if peer.waits(last_chunk)]:
+            if not sum(self._send_next(peer) for peer in pending):
+                label = pending[0].queue[0][0]
+                self._rest(deadline, f"{pending[0].place} reads chunk {label.chunk} of version {label.version}")
+
     def _send_next(self, peer: _Outgoing) -> bool:
         label, fill = peer.queue[0]
-        box, me = peer.mailbox, self._endpoint.index
+        box, me = peer.mailbox, self._endpoint.sender
         is_closed = box.get(_CLOSED)
         step = box.inbox.step(self._run, label.chunk)
         if box.get(_CONSUMED) < step - 1:
@@ -140,29 +158,36 @@ class ShmTransport:
         peer.queue.pop(0)
         return True
 
-    def _receive_chunk(self, chunk: int, waiting: list[tuple[int, Label, Fill]], deadline: float) -> None:
-        box = self._mailbox
-        assert box is not None, "receipts without sources"
-        step = box.inbox.step(self._run, chunk)
-        box.set(_CONSUMED, step)  # earlier steps may have had no message for this process
+    def _pass_chunk(self, chunk: int, receipts: list[tuple[int, Label, Fill]], deadline: float) -> None:
+        """Take one chunk from sources, pass on what others want of it, and take what they pass on."""
+        num_sources, box = len(self._endpoint.plan.sources), self._mailbox
+        step = box.inbox.step(self._run, chunk) if box and receipts else 0
+        if box and receipts:
+            box.set(_CONSUMED, step)  # earlier steps may have had no message for this process
+            self._receive_all(box, [receipt for receipt in receipts if receipt[0] < num_sources], deadline)
+        self._send(deadline, last_chunk=chunk)
+        if box and receipts:
+            self._receive_all(box, [receipt for receipt in receipts if receipt[0] >= num_sources], deadline)
+            self._flush()
+            box.set(_CONSUMED, step + 1)
+
+    def _receive_all(self, box: _Mailbox, waiting: list[tuple[int, Label, Fill]], deadline: float) -> None:
         while waiting:
             late = [receipt for receipt in waiting if not self._receive(box, *receipt)]
             if len(late) == len(waiting):
-                source, label, _ = late[0]
-                peer = self._endpoint.peers[source]
+                sender, label, _ = late[0]
+                peer = self._endpoint.plan.senders[sender]
                 self._rest(deadline, f"{peer} sends chunk {label.chunk} of version {label.version}")
             waiting = late
-        self._flush()
-        box.set(_CONSUMED, step + 1)
 
-    def _receive(self, box: _Mailbox, source: int, label: Label, drain: Fill) -> bool:
-        is_closed = box.get(_CLOSED, source)
+    def _receive(self, box: _Mailbox, sender: int, label: Label, drain: Fill) -> bool:
+        is_closed, peer = box.get(_CLOSED, sender), self._endpoint.plan.senders[sender]
         step = box.inbox.step(self._run, label.chunk)
-        if box.get(_WRITTEN, source) <= step:
-            self._check_open(bool(is_closed), self._endpoint.peers[source])
+        if box.get(_WRITTEN, sender) <= step:
+            self._check_open(bool(is_closed), peer)
             return False
-        slot = box.inbox.slot(box.halves, step % 2, label.chunk, source)
-        check_label(read_header(slot), label, self._endpoint.peers[source], self._me)
+        slot = box.inbox.slot(box.halves, step % 2, label.chunk, sender)
+        check_label(read_header(slot), label, peer, self._me)
         drain(payload(slot, label))
         return True
 
@@ -183,7 +208,7 @@ class ShmTransport:
         if is_closed:
             raise ReshardError(f"{self._me}: {peer} closed its side of the weight sync; see its own error")
 
-    def _create(self, path: Path, inbox: Inbox, deadline: float) -> _Mailbox:
+    def _create(self, path: Path, inbox: Inbox) -> _Mailbox:
         halves = self._halves(self._endpoint.index, inbox)
         building, size = (
             path.with_suffix(".new"),
@@ -201,26 +226,24 @@ class ShmTransport:
         finally:
             os.close(descriptor)
         building.rename(path)
-        box = _Mailbox(path, inbox, halves)
-        try:
-            for source in inbox.sources:
-                text = f"{self._me}: {self._endpoint.peers[source]} did not attach in time"
-                _wait(lambda source=source: bool(box.get(_OPENED, source)), deadline, text)  # type: ignore[misc]
-        finally:
-            path.unlink(missing_ok=True)
-        return box
+        return _Mailbox(path, inbox, halves)
+
+    def _await_senders(self, box: _Mailbox, deadline: float) -> None:
+        for sender in box.inbox.senders:
+            text = f"{self._me}: {self._endpoint.plan.senders[sender]} did not attach in time"
+            _wait(lambda sender=sender: bool(box.get(_OPENED, sender)), deadline, text)  # type: ignore[misc]
 
     def _attach(self, path: Path, destination: int, inbox: Inbox, deadline: float) -> _Mailbox:
-        place = self._endpoint.peers[destination]
+        place = self._endpoint.plan.destinations[destination]
         _wait(path.exists, deadline, f"{self._me}: {place} did not attach in time, {path} does not exist")
         box = _Mailbox(path, inbox, self._halves(destination, inbox))
-        box.set(_OPENED, 1, self._endpoint.index)
+        box.set(_OPENED, 1, self._endpoint.sender)
         return box
 
 
 def control_bytes(inbox: Inbox) -> int:
-    """Return the size of the pages with the counters: a line for the destination, and one per source."""
-    return -(-8 * _LINE_WORDS * (1 + len(inbox.sources)) // _PAGE_BYTES) * _PAGE_BYTES
+    """Return the size of the pages with the counters: a line for the destination, and one per sender."""
+    return -(-8 * _LINE_WORDS * (1 + len(inbox.senders)) // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def _pinned(memory: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from hybridrl.data.generation import Completion, SamplingSpec
 from hybridrl.data.sample import FinishReason, Prompt
 from tests.unit.data.tokenizers import demo_tokenizer
@@ -15,10 +17,12 @@ class ScriptedEngine:
     """Writes the scripted turns, cut at stop tokens and limits as a real engine does; version 7, then 8, ...
 
     Attributes:
+        records_routing: Whether every token of turn t chooses experts t and t + 1, in one layer.
         calls: What it was asked, in order.
     """
 
     turns: list[str]
+    records_routing: bool = False
     calls: list[tuple[tuple[int, ...], SamplingSpec]] = field(default_factory=list)
 
     async def generate(self, token_ids: Sequence[int], sampling: SamplingSpec) -> Completion:
@@ -32,7 +36,11 @@ class ScriptedEngine:
                 reason = FinishReason.STOP
                 break
         logprobs = tuple(-0.25 * (index + 1) for index in range(len(written)))
-        return Completion(tuple(written), logprobs, reason, 7 + turn)
+        num_computed = len(token_ids) + len(written) - 1
+        routing = (
+            np.tile(np.array([[turn, turn + 1]], np.int16), (num_computed, 1, 1)) if self.records_routing else None
+        )
+        return Completion(tuple(written), logprobs, reason, 7 + turn, routing)
 
 
 def sampling(max_tokens: int = 32, seed: int | None = 1) -> SamplingSpec:

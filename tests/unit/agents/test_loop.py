@@ -47,6 +47,22 @@ def test_a_single_turn_runs_to_a_stop_token_or_to_the_limit() -> None:
     assert (sample.text, sample.finish_reason) == ("cb", FinishReason.LENGTH)
 
 
+def test_each_token_keeps_the_experts_of_the_turn_that_computed_it_first() -> None:
+    engine = ScriptedEngine(["<calc>1+1</calc>", "2<eos>"], records_routing=True)
+    sample = asyncio.run(CalcToolLoop(demo_tokenizer()).run(prompt("1+1=?"), 0, engine, sampling()))
+    assert sample.routing is not None
+    (first_prompt, _), (second_prompt, _) = engine.calls
+    turn_0 = len(first_prompt) + len(demo_tokenizer().encode("<calc>1+1</calc>")) - 1
+    turn_1 = len(sample.token_ids) - 1 - turn_0
+    assert turn_1 >= len(second_prompt) - turn_0
+    assert sample.routing[:, 0].tolist() == [[0, 1]] * turn_0 + [[1, 2]] * turn_1 + [[-1, -1]]
+
+
+def test_without_recording_a_sample_has_no_routing() -> None:
+    sample = asyncio.run(SingleTurnLoop(demo_tokenizer()).run(prompt("a"), 0, ScriptedEngine(["b<eos>"]), sampling()))
+    assert sample.routing is None
+
+
 def test_cancelling_a_loop_cancels_its_generation() -> None:
     class Stuck:
         was_cancelled = False

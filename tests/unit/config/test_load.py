@@ -90,20 +90,22 @@ def test_a_reference_to_nothing_is_an_error_with_its_line(tmp_path: Path) -> Non
 
 
 def test_the_resolved_file_loads_to_an_equal_configuration(tmp_path: Path) -> None:
-    config = load(write(tmp_path, MINIMAL + "algorithm: {clip_low: 0.1}\nactor: {optimizer: {lr: 3e-7}}\n"))
+    config = load(
+        write(tmp_path, MINIMAL + "algorithm: {policy_loss: {clip_low: 0.1}}\nactor: {optimizer: {lr: 3e-7}}\n")
+    )
     assert load(write(tmp_path, resolved_yaml(config))) == config
 
 
 def test_every_problem_is_listed_with_its_place(tmp_path: Path) -> None:
     path = write(tmp_path, "seed: x\nplatfrom: cpu\nactor:\n  parallel:\n    tp_size: 0\nrollout:\n  top_p: 1.5\n")
-    assert problems(path, "algorithm.samples_per_prompt=1") == [
+    assert problems(path, "algorithm.samples_per_prompt=0") == [
         f"{path}:1: seed: got x, expected a whole number >= 0 and <= 4294967295; it is: Seed of prompts, sampling and initialisation",
         f"{path}:2: platfrom: unknown key, expected a key of the schema; did you mean platform?",
         f"{path}:5: actor.parallel.tp_size: got 0, expected a whole number >= 1; "
         "it is: Tensor-parallel degree of dense layers",
         f"{path}:7: rollout.top_p: got 1.5, expected a number > 0 and <= 1; "
         "it is: Nucleus mass; below 1 the ratio to the trainer is no longer on-policy",
-        "command line: algorithm.samples_per_prompt: got 1, expected a whole number >= 2; "
+        "command line: algorithm.samples_per_prompt: got 0, expected a whole number >= 1; "
         "it is: Samples per prompt: the group of group-normalised advantages",
         f"{path}: name: missing, expected text; it is: Run name; results go to <runs_dir>/<name>",
         f"{path}: model.path: missing, expected text; it is: Folder with config.json, tokenizer and safetensors files",

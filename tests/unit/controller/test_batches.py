@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridrl.controller.batches import ScoredBatch, mini_batches, policy_batch, rollout_records, score_batch
-from tests.unit.controller.fakes import make_prompt, make_rewards, make_sample
+from hybridrl.algos.aggregate import loss_weights
+from hybridrl.config.schema import LossAggregation
+from hybridrl.controller.batches import ScoredBatch, make_batch, mini_batches, policy_batch, rollout_records
+from tests.unit.controller.fakes import make_prompt, make_sample
 
 A, B = make_prompt("a"), make_prompt("b")
+
+
+def _weigh(loss_mask: np.ndarray) -> np.ndarray:
+    return loss_weights(LossAggregation.TOKEN_MEAN, loss_mask)
 
 
 def _batch() -> ScoredBatch:
@@ -16,7 +22,7 @@ def _batch() -> ScoredBatch:
         make_sample(A, 1, 4, num_tokens=0),
         make_sample(B, 0, 4, num_tokens=4),
     ]
-    return score_batch(samples, make_rewards([1.0, 0.0, 0.5]))
+    return make_batch(samples, [1.0, 0.0, 0.5])
 
 
 def test_rows_are_padded_on_the_right_and_groups_follow_prompts() -> None:
@@ -29,50 +35,33 @@ def test_rows_are_padded_on_the_right_and_groups_follow_prompts() -> None:
     assert batch.num_response_tokens == 6
 
 
-def test_dropped_samples_are_left_out() -> None:
-    samples = [make_sample(A, i, 0) for i in range(3)]
-    batch = score_batch(samples, make_rewards([1.0, None, 0.0]))
-    assert [sample.sample_index for sample in batch.samples] == [0, 2]
-    assert batch.rewards.tolist() == [1.0, 0.0]
-
-
 def test_the_lag_of_an_empty_response_is_zero() -> None:
     assert _batch().lags(5).tolist() == [2, 0, 1]
 
 
-def test_advantages_reach_exactly_the_tokens_that_the_policy_produced() -> None:
+def test_weights_reach_exactly_the_tokens_that_the_policy_produced() -> None:
     batch = _batch()
     zeros = np.zeros_like(batch.rollout_logprobs)
-    policy = policy_batch(batch, zeros, None, np.array([2.0, 3.0, -1.0], dtype=np.float32), None)
-    assert policy.advantages[0].tolist() == [0, 0, 2, 2, 0, 0]
-    assert policy.advantages[1].tolist() == [0] * 6
-    assert policy.advantages[2].tolist() == [0, 0, -1, -1, -1, -1]
+    policy = policy_batch(batch, zeros, None, zeros, _weigh)
     np.testing.assert_allclose(policy.loss_weights.sum(), 1.0, rtol=1e-6)
     assert (policy.loss_weights[~policy.loss_mask] == 0).all()
-
-
-def test_tokens_of_another_policy_weigh_by_their_truncated_ratio() -> None:
-    batch = _batch()
-    old = batch.rollout_logprobs + np.float32(np.log(1.5))
-    policy = policy_batch(batch, old, None, np.array([2.0, 3.0, -1.0], dtype=np.float32), 1.25)
-    np.testing.assert_allclose(policy.advantages[0], [0, 0, 2.5, 2.5, 0, 0], rtol=1e-6)
 
 
 def test_mini_batches_cover_every_row_once_and_are_weighed_each_for_itself() -> None:
     batch = _batch()
     zeros = np.zeros_like(batch.rollout_logprobs)
-    policy = policy_batch(batch, zeros, zeros, np.zeros(3, dtype=np.float32), None)
-    parts = mini_batches(policy, 2)
+    policy = policy_batch(batch, zeros, zeros, zeros, _weigh)
+    parts = mini_batches(policy, 2, _weigh)
     assert [part.sequences.num_samples for part in parts] == [2, 1]
     assert [round(float(part.loss_weights.sum()), 6) for part in parts] == [1.0, 1.0]
-    assert mini_batches(policy, 1)[0] is policy
-    assert len(mini_batches(policy, 5)) == 3
+    assert mini_batches(policy, 1, _weigh)[0] is policy
+    assert len(mini_batches(policy, 5, _weigh)) == 3
 
 
 def test_records_are_as_long_as_their_samples() -> None:
     batch = _batch()
     old = np.full_like(batch.rollout_logprobs, -2.0)
-    records = rollout_records(batch, policy_batch(batch, old, None, np.ones(3, dtype=np.float32), None))
+    records = rollout_records(batch, policy_batch(batch, old, None, np.ones_like(old), _weigh))
     assert [len(record.old_logprobs) for record in records] == [4, 2, 6]
     assert [record.reward for record in records] == [1.0, 0.0, 0.5]
     assert records[2].prompt_id == "b" and records[2].finish_reason == "stop"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hybridrl.config.schema import AlgorithmConfig, TrainerConfig
+from hybridrl.config.schema import AlgorithmConfig, OldPolicy, PolicyLossConfig, RolloutCorrectionConfig, TrainerConfig
 from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.trainer import Trainer, TrainResult
 from hybridrl.data.sample import Sample
@@ -19,11 +19,23 @@ PROMPTS, SAMPLES = 2, 4
 
 
 def _trainer(
-    world: World, recorder: FakeRecorder, *, kl_coef: float = 0.0, mini_batches: int = 1, **settings: object
+    world: World,
+    recorder: FakeRecorder,
+    *,
+    kl_coef: float = 0.0,
+    mini_batches: int = 1,
+    max_rounds: int = 1,
+    rollout_correction: RolloutCorrectionConfig | None = None,
+    **settings: object,
 ) -> Trainer:
     config = TrainerConfig(**{"num_steps": 3, "eval_every_steps": 0} | settings)
     algorithm = AlgorithmConfig(
-        prompts_per_step=PROMPTS, samples_per_prompt=SAMPLES, kl_coef=kl_coef, mini_batches_per_step=mini_batches
+        prompts_per_step=PROMPTS,
+        samples_per_prompt=SAMPLES,
+        policy_loss=PolicyLossConfig(kl_coef=kl_coef),
+        mini_batches_per_step=mini_batches,
+        max_sampling_rounds=max_rounds,
+        rollout_correction=rollout_correction or RolloutCorrectionConfig(),
     )
     evaluator = Evaluator(world, AlternatingScorer(), [make_prompt(f"eval/{i}") for i in range(4)])
     return Trainer(
@@ -76,7 +88,8 @@ def test_every_promised_metric_is_recorded_at_every_step() -> None:
     _trainer(world, recorder).run()
     expected = {
         "policy_version", "reward/mean", "response_tokens/mean", "actor/loss", "actor/grad_norm", "actor/entropy",
-        "logprob/rollout_vs_old_abs_max", "logprob/rollout_vs_old_abs_mean", "weight_sync/wire_bytes",
+        "logprob/rollout_vs_old_abs_max", "logprob/rollout_vs_old_abs_mean", "logprob/rollout_vs_old_kl_k3",
+        "logprob/rollout_vs_old_pearson", "logprob/rollout_vs_old_large_share", "weight_sync/wire_bytes",
         "weight_sync/lower_bound_bytes", "weight_sync/verified", "weight_sync/seconds", "weight_sync/checksum_seconds",
         "throughput/tokens_per_s", "lag/mean", "lag/max", "groups/zero_advantage",
     }  # fmt: skip
@@ -180,5 +193,39 @@ def test_a_step_without_a_single_scored_sample_is_an_error() -> None:
 
     trainer = _trainer(World(), FakeRecorder())
     trainer._scorer = DropsAll()
-    with pytest.raises(DataError, match="step 0: none of 8 samples could be scored"):
+    with pytest.raises(DataError, match="step 0: not one sample could be scored"):
         trainer.run()
+
+
+class ScoresByPrompt(AlternatingScorer):
+    """Prompts with an odd number have samples of equal rewards."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        return make_rewards([float(s.sample_index % 2) * (int(s.prompt.prompt_id[1:]) % 2 == 0) for s in samples])
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_dynamic_sampling_replaces_groups_that_teach_nothing_and_keeps_the_lag(lag: int) -> None:
+    world, recorder = World(), FakeRecorder()
+    trainer = _trainer(world, recorder, num_steps=3, max_policy_lag=lag, max_rounds=4)
+    trainer._scorer = ScoresByPrompt()
+    trainer.run()
+    for step, metrics, rollouts in recorder.steps:
+        assert len(rollouts) == PROMPTS * SAMPLES
+        assert metrics["groups/zero_advantage"] == 0 and metrics["groups/replaced"] >= 1
+        assert metrics["lag/max"] <= min(step, lag)
+    trained = [record.prompt_id for _, _, rollouts in recorder.steps for record in rollouts[::SAMPLES]]
+    assert len(set(trained)) == len(trained) == 3 * PROMPTS
+    # Every prompt drawn was trained on or replaced: none is lost.
+    replaced = sum(int(metrics["groups/replaced"]) for _, metrics, _ in recorder.steps)
+    assert trainer._prompts.taken == len(trained) + replaced
+
+
+def test_bypass_takes_the_samplers_log_probs_and_runs_no_pass_for_old_ones() -> None:
+    world, recorder = World(logprob_gap=0.25), FakeRecorder()
+    bypass = RolloutCorrectionConfig(old_policy=OldPolicy.BYPASS)
+    _trainer(world, recorder, num_steps=1, rollout_correction=bypass).run()
+    assert not any(entry.startswith("old_logprobs") for entry in world.diary)
+    assert (world.last_batch.old_logprobs == world.last_batch.rollout_logprobs).all()
+    assert recorder.steps[0][1]["actor/entropy"] == 0.5
+    assert "logprob/rollout_vs_old_abs_max" not in recorder.steps[0][1]

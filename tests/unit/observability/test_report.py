@@ -73,6 +73,20 @@ def test_samples_show_prompts_spread_over_the_step(tmp_path):
     assert [row["prompt"] for row in data["samples"]["0"]] == [f"{index}+1=?" for index in range(0, 32, 4)]
 
 
+def test_the_worst_tokens_are_shown_in_context_and_prompt_tokens_are_not_among_them(tmp_path):
+    rollout = make_rollout(num_tokens=6, num_prompt_tokens=2)
+    rollout.old_logprobs[:] = [9, 9, -0.5, -0.9, -0.5, -0.6]
+    report = Report(tmp_path / "report.html", "calc", 1, "", decode=lambda ids: " ".join(f"t{token}" for token in ids))
+    report.add_rollouts(0, [rollout, make_rollout(1)])
+    report.write(Outcome.FINISHED)
+
+    _, data = read(report)
+    worst = data["worst"]["0"]
+    assert [round(token["gap"], 3) for token in worst][:2] == [0.4, 0.1]
+    assert (worst[0]["before"], worst[0]["token"], worst[0]["after"]) == ("t0 t1 t2", "t3", "t4 t5")
+    assert worst[0]["where"] == "calc:0 sample 0, token 3 of 6"
+
+
 def test_a_long_run_keeps_the_page_small_with_first_and_last_step(tmp_path):
     report = make_report(tmp_path, num_steps=10_000)
     for step in range(10_000):

@@ -39,7 +39,7 @@ model:
   path: weights
 actor:
   parallel: {tp_size: 2, pp_size: 2, ep_size: 2}
-  micro_batch_samples_per_rank: 8
+  micro_batch: {tokens: 1024}
 rollout:
   max_response_tokens: 14
   max_model_tokens: 64

@@ -39,8 +39,8 @@ def test_the_summary_shows_the_arithmetic(tmp_path: Path) -> None:
         "  model    qwen3_moe, 4 layers, 66,912 parameters",
         "  actor    4 rank(s): tp 2 x pp 2 x cp 1 x dp 1, experts ep 2 x etp 1",
         "  rollout  1 vLLM replica(s), tp 1",
-        "  batch    4 prompts x 8 samples = 32 samples per step; 1 optimizer step(s) of 32; "
-        "32 on each of 1 data-parallel rank(s), in 4 micro-batch(es) of 8",
+        "  batch    4 prompts x 8 samples = 32 samples per step; 1 optimizer step(s) of 32, "
+        "shared by 1 data-parallel rank(s) in micro-batches of at most 1024 tokens",
     ]
 
 
@@ -55,14 +55,13 @@ COMMAND_LINE_FAULTS: list[tuple[tuple[str, ...], str]] = [
     ),
     (
         ("actor.parallel.pp_size=3",),
-        "actor.parallel.pp_size: got 3, expected a divisor of the model's 4 layers; choose one of 1, 2, 4",
+        "actor.parallel.pp_size: got 3, expected a divisor of the model's 4 layers; choose one of 1, 2, 4, or list the stages in pipeline_layout",
     ),
     (
         (
             "actor.parallel.etp_size=32",
             "actor.parallel.ep_size=1",
             "actor.parallel.dp_size=16",
-            "actor.micro_batch_samples_per_rank=1",
         ),
         "actor.parallel.etp_size: got 32, expected a divisor of the model's 16 rows of an expert",
     ),
@@ -72,8 +71,28 @@ COMMAND_LINE_FAULTS: list[tuple[tuple[str, ...], str]] = [
         "tp_size 2 x cp_size 1 x dp_size 1 = 2; lower it or raise dp_size",
     ),
     (
-        ("actor.parallel.cp_size=2",),
-        "actor.parallel.cp_size: got 2, expected 1: context parallelism is not supported; set it to 1",
+        ("actor.parallel.vpp_size=3",),
+        "actor.parallel.vpp_size: got 3, expected a divisor of the 2 layers of a pipeline rank; choose one of 1, 2",
+    ),
+    (
+        ("actor.parallel.pp_size=1", "actor.parallel.vpp_size=2"),
+        "actor.parallel.vpp_size: got 2, expected nothing, since pp_size is 1; remove it or raise pp_size",
+    ),
+    (
+        ("actor.parallel.pipeline_layout=Et|tttL", "actor.parallel.vpp_size=2"),
+        "actor.parallel.pipeline_layout: got 2 stages, expected pp_size 2 x vpp_size 2 = 4; list as many",
+    ),
+    (
+        ("actor.parallel.pipeline_layout=Ettt|ttL",),
+        "actor.parallel.pipeline_layout: got Ettt|ttL, expected stages that hold the model's 4 layers",
+    ),
+    (
+        ("actor.parallel.pipeline_layout=Ett|ttL", "actor.parallel.num_layers_in_first_pipeline_stage=1"),
+        "actor.parallel.num_layers_in_first_pipeline_stage: got 1, expected null beside pipeline_layout",
+    ),
+    (
+        ("actor.parallel.num_layers_in_first_pipeline_stage=5",),
+        "actor.parallel.num_layers_in_first_pipeline_stage: got 5, expected stages that hold the model's 4 layers",
     ),
     (
         ("actor.parallel.sequence_parallel=false",),
@@ -89,14 +108,13 @@ COMMAND_LINE_FAULTS: list[tuple[tuple[str, ...], str]] = [
         "choose one of 1, 2, 4, 8, 16, 32",
     ),
     (
-        ("actor.parallel.dp_size=3",),
-        "actor.parallel.dp_size: got 3, expected a divisor of 32 samples per optimizer step "
-        "(4 prompts x 8 samples / 1); choose one of 1, 2, 4, 8, 16, 32",
+        ("actor.parallel.dp_size=33",),
+        "actor.parallel.dp_size: got 33, expected at most the 32 samples per optimizer step (4 prompts x 8 samples / 1)",
     ),
     (
-        ("actor.micro_batch_samples_per_rank=5",),
-        "actor.micro_batch_samples_per_rank: got 5, expected a divisor of 32 samples per rank "
-        "(4 prompts x 8 samples / 1 optimizer step(s) / dp_size 1); choose one of 1, 2, 4, 8, 16, 32",
+        ("actor.micro_batch.tokens=64", "actor.parallel.cp_size=3"),
+        "actor.micro_batch.tokens: got 64, expected at least 66, the longest sample (rollout.max_model_tokens) as a multiple "
+        "of 6; raise it",
     ),
     (
         ("rollout.max_model_tokens=50",),
@@ -213,9 +231,9 @@ def test_training_on_gpus_is_refused_since_no_run_was_tested(tmp_path: Path) -> 
 
 
 def test_a_problem_names_the_line_of_the_file(tmp_path: Path) -> None:
-    path = write_experiment(tmp_path, TRAIN.replace("samples_per_prompt: 8", "samples_per_prompt: 5"))
+    path = write_experiment(tmp_path, TRAIN.replace("tokens: 1024", "tokens: 63"))
     (problem,) = problems(path)
-    assert problem.startswith(f"{path}:7: actor.micro_batch_samples_per_rank: got 8, expected a divisor of 20 samples")
+    assert problem.startswith(f"{path}:7: actor.micro_batch.tokens: got 63, expected at least 64")
 
 
 def test_key_value_heads_divide_or_are_divided(tmp_path: Path) -> None:
@@ -383,8 +401,8 @@ def test_no_evaluation_file_is_needed_without_evaluation(tmp_path: Path) -> None
         (("trainer.num_steps=7",), "trainer.num_steps: got a value, expected none: it is not read by hybridrl sft"),
         (("model.init=pretrained",), None),
         (
-            ("actor.parallel.dp_size=3",),
-            "actor.parallel.dp_size: got 3, expected a divisor of 128 samples per optimizer",
+            ("actor.parallel.dp_size=129",),
+            "actor.parallel.dp_size: got 129, expected at most the 128 samples per optimizer step",
         ),
         (("trainer.train_timeout_s=7",), None),
         (
@@ -431,3 +449,19 @@ def test_all_kinds_of_problems_are_listed_at_once(tmp_path: Path) -> None:
 def test_a_broken_key_causes_no_second_problem(tmp_path: Path) -> None:
     (problem,) = problems(write_experiment(tmp_path), "actor.parallel.tp_size=x")
     assert "actor.parallel.tp_size: got x, expected a whole number >= 1" in problem
+
+
+@pytest.mark.parametrize("wanted", ["nccl", "cuda_ipc"])
+def test_transports_between_devices_are_refused_on_cpu(tmp_path: Path, wanted: str) -> None:
+    (problem,) = problems(write_experiment(tmp_path), f"weight_sync.transport={wanted}")
+    assert f"weight_sync.transport: got {wanted}" in problem and "since platform is cpu" in problem
+
+
+def test_nccl_is_refused_where_two_roles_share_a_device(tmp_path: Path) -> None:
+    overrides = ("platform=cuda", "placement=colocated", "weight_sync.transport=nccl")
+    found = [p for p in problems(write_experiment(tmp_path), *overrides) if "weight_sync.transport" in p]
+    assert len(found) == 1 and "NCCL does not take two ranks on one device" in found[0]
+
+
+def test_mixed_is_accepted_on_cpu(tmp_path: Path) -> None:
+    checked(write_experiment(tmp_path), "weight_sync.transport=mixed")

@@ -18,6 +18,14 @@ from hybridrl.reshard.worlds import Devices, megatron_world, vllm_world
 _MAX_RANKS = 12
 
 
+class Ranks(list):
+    """The maps of one side, and what its layout makes use of."""
+
+    def __init__(self, maps, **traits):
+        super().__init__(maps)
+        self.traits = {name for name, is_used in traits.items() if is_used}
+
+
 @dataclass(frozen=True)
 class World:
     """Both sides of a reshard."""
@@ -58,7 +66,7 @@ def models(draw):
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": draw(st.booleans()),
     }
-    num_experts = draw(st.sampled_from([4, 6, 8]))
+    num_experts = draw(st.sampled_from([4, 6, 7, 8]))
     experts = {"num_experts_per_tok": 2, "moe_intermediate_size": draw(st.sampled_from([8, 24]))}
     if family == "qwen2":
         config |= {"hidden_size": 4 * config["num_attention_heads"]}
@@ -120,7 +128,19 @@ def megatron_worlds(draw, spec, role, devices):
         experts=draw(st.sampled_from(containers)),
         glu_interleave_size=draw(st.sampled_from([None, 1] if is_te else [None])),
     )
-    return megatron_world(layout, devices, role)
+    stages = layout.pipeline.stages.strip("EL").split("|")
+    return Ranks(
+        megatron_world(layout, devices, role),
+        tp_beyond_kv_heads=sizes.tp > _num_kv_heads(spec),
+        pp=sizes.pp > 1,
+        vpp=len(stages) > sizes.pp,
+        uneven=len({len(stage) for stage in stages}) > 1,
+        ep=sizes.ep > 1 and _num_experts(spec) > 0,
+        etp=sizes.etp > 1 and _num_experts(spec) > 0,
+        dp=sizes.dp > 1,
+        interleaved_glu=layout.glu_interleave_size is not None,
+        **{container.name: layout.experts is container for container in ExpertContainer},
+    )
 
 
 @st.composite
@@ -136,7 +156,15 @@ def vllm_worlds(draw, spec, role, devices):
         placement=draw(st.sampled_from(ExpertPlacement)),
     )
     num_replicas = draw(st.integers(1, max(1, _MAX_RANKS // (layout.tp * layout.pp * layout.dp))))
-    return vllm_world(layout, num_replicas, devices, role)
+    return Ranks(
+        vllm_world(layout, num_replicas, devices, role),
+        tp_beyond_kv_heads=layout.tp > _num_kv_heads(spec),
+        pp=layout.pp > 1,
+        ep=layout.has_expert_parallel and _num_experts(spec) > 0,
+        dp=layout.dp > 1,
+        replicas=num_replicas > 1,
+        uneven_experts=layout.has_expert_parallel and _num_experts(spec) % (layout.tp * layout.dp) > 0,
+    )
 
 
 @st.composite
@@ -154,6 +182,10 @@ def worlds(draw, generation):
         draw(st.booleans()),
         draw(st.booleans()),
     )
+
+
+def _num_kv_heads(spec):
+    return min(getattr(layer.attention, "num_kv_heads", 1 << 30) for layer in spec.layers)
 
 
 def _num_experts(spec):

@@ -30,9 +30,10 @@ def cut_all(maps, canonical):
     """Return the tensors of all ranks; equal maps share arrays, which are only read."""
     known = {}
     for shard_map in maps:
-        if id(shard_map.shards) not in known:
-            known[id(shard_map.shards)] = cut_local(shard_map, canonical)
-    return [known[id(shard_map.shards)] for shard_map in maps]
+        key = (id(shard_map.shards), id(shard_map.tensors))  # ranks that hold only padding have equal shards
+        if key not in known:
+            known[key] = cut_local(shard_map, canonical)
+    return [known[id(shard_map.shards), id(shard_map.tensors)] for shard_map in maps]
 
 
 def carry_out(plan, have, destinations):

@@ -12,6 +12,7 @@ from hybridrl.layout.families import model_spec
 from hybridrl.layout.megatron import MegatronLayout, megatron_shard_map
 from hybridrl.layout.parallel import ParallelSizes
 from hybridrl.layout.shard import Place
+from hybridrl.reshard import geometry
 from hybridrl.reshard.planner import build_plan, lower_bound_bytes, plan_for_destination, plan_for_source
 from hybridrl.reshard.table import shard_tables
 from tests.unit.layout.models import QWEN3_DENSE, QWEN3_MOE, random_canonical
@@ -160,3 +161,24 @@ def test_partly_overlapping_sources_are_cut_into_cells():
     full = cut_all([replace(h, shards=base.shards) for h in halves], canonical)
     got = carry_out(plan, full, destination)[0]
     assert np.array_equal(got["0.embedding.word_embeddings.weight"], canonical[SPEC.embedding])
+
+
+def test_replicas_add_no_work_but_their_own_deals(monkeypatch):
+    """What is sorted, cut and intersected depends on the distinct maps only, however many ranks have them."""
+    counted = []
+
+    def match(left, right, own=geometry.match):
+        i, j = own(left, right)
+        counted[-1] += len(left) + len(right) + len(i)
+        return i, j
+
+    monkeypatch.setattr(geometry, "match", match)
+    parts = []
+    for num_replicas in (2, 64):
+        counted.append(0)
+        sources = world(ParallelSizes(tp=2, ep=2, dp=num_replicas), "actor")
+        destinations = world(ParallelSizes(tp=4, dp=num_replicas), "rollout", first_device=1000)
+        parts.append(plan_for_destination(sources, destinations, 1))
+    assert counted[0] == counted[1] > 0
+    assert len(parts[0].moves) == len(parts[1].moves)
+    assert [bool(chunks) for chunks in parts[1].chunks].count(True) == 1

@@ -96,6 +96,14 @@ def check_chunks(plan, chunk_bytes):
         assert (filled <= max(chunk_bytes, largest)).all()
 
 
+def check_relays(plan):
+    """What a destination passes on, it received from a source, in the same chunk, into where the relay reads."""
+    received = {(m.destination, m.tensor, m.box): (m.chunk, m.write) for m in plan.moves}
+    for relay in plan.relays:
+        assert plan.destinations[relay.source].node == plan.destinations[relay.destination].node
+        assert received[relay.source, relay.tensor, relay.box] == (relay.chunk, relay.read)
+
+
 def check(world):
     planner = Planner(
         world.sources,
@@ -112,6 +120,7 @@ def check(world):
     check_even(plan, world.sources)
     check_parts(planner, plan)
     check_chunks(plan, world.chunk_bytes)
+    check_relays(plan)
 
 
 @pytest.mark.parametrize("generation", [vllm_worlds, megatron_worlds])
@@ -119,6 +128,23 @@ def check(world):
 @given(data=st.data())
 def test_any_model_from_any_layout_to_any_layout(generation, data):
     check(data.draw(worlds(generation)))
+
+
+def test_the_random_worlds_make_use_of_every_kind_of_layout():
+    seen = set()
+
+    @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(worlds(vllm_worlds))
+    def draw(world):
+        for side, ranks in (("training", world.sources), ("generation", world.destinations)):
+            seen.update(f"{side} {trait}" for trait in ranks.traits)
+        seen.update(name for name in ("is_staggered", "is_shared") if getattr(world, name))
+
+    draw()
+    training = ("tp_beyond_kv_heads", "pp", "vpp", "uneven", "ep", "etp", "dp", "interleaved_glu")
+    generation = ("tp_beyond_kv_heads", "pp", "ep", "dp", "replicas", "uneven_experts")
+    expected = {f"training {trait}" for trait in training} | {f"generation {trait}" for trait in generation}
+    assert seen >= expected | {"is_staggered", "is_shared", "training TE_GROUPED", "training SINGLE_GROUPED"}
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
@@ -133,3 +159,11 @@ def test_64_training_ranks_to_64_generation_ranks():
     sources = megatron_world(MegatronLayout(spec, sizes, DType.FLOAT32), Devices(8))
     destinations = vllm_world(VllmLayout(spec, 4, DType.FLOAT32, True, dp=2), 8, Devices(8, first=64))
     check(World(spec, sources, destinations, 1 << 14, is_staggered=True))
+
+
+def test_64_training_ranks_to_64_generation_ranks_that_share():
+    spec = model_spec(QWEN3_MOE | {"num_hidden_layers": 4})
+    sizes = ParallelSizes(tp=4, pp=4, ep=8, etp=2, dp=4)
+    sources = megatron_world(MegatronLayout(spec, sizes, DType.FLOAT32), Devices(8))
+    destinations = vllm_world(VllmLayout(spec, 4, DType.FLOAT32, True, pp=2), 8, Devices(16, first=64))
+    check(World(spec, sources, destinations, 1 << 14, is_staggered=True, is_shared=True))

@@ -51,7 +51,8 @@ def test_damage_to_one_message_is_caught_and_named(kind, fault):
     assert "actor rank 0 sent" in problems[0]
 
 
-def test_weights_of_the_wrong_expert_are_caught_and_both_are_named():
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_the_wrong_expert_are_caught_and_both_are_named(kind):
     plan = sides(destination=ParallelSizes())[0]
     chunk, source, (first, second), moves = next(
         (chunk, source, pair, moves)
@@ -74,7 +75,7 @@ def test_weights_of_the_wrong_expert_are_caught_and_both_are_named():
 
             self.inner.submit_send(peer, label, exchanged)
 
-    plan, (sent, received), _ = run_with(lambda t: Exchanged(t, None), rank=source, deadline_s=10)
+    plan, (sent, received), _ = run_with(lambda t: Exchanged(t, None), kind=kind, rank=source, deadline_s=10)
     problems = compare_reports(plan, [r[0] for r in sent], [r[0] for r in received])
     assert {problem.split(":")[0] for problem in problems} == {first.tensor, second.tensor}
 

@@ -34,12 +34,16 @@ def two_nodes(chunk_bytes=9000):
 def test_auto_goes_by_place():
     plan = sides()[0]
     far = two_nodes()[0]
-    apart = replace(far, destinations=tuple(replace(place, node="c") for place in far.destinations))
-    assert choose_transport(plan, is_cuda=False) == "shm"
-    assert choose_transport(plan, is_cuda=True) == "cuda_ipc"
-    assert choose_transport(far, is_cuda=False) == "mixed"
-    assert choose_transport(apart, is_cuda=False) == "gloo"
-    assert choose_transport(far, is_cuda=True) == "nccl"
+    apart, together = (
+        replace(far, destinations=tuple(replace(p, node=node) for p, node in zip(far.destinations, nodes, strict=True)))
+        for nodes in ("cd", "cc")
+    )
+    assert choose_transport(plan.sources, plan.destinations, is_cuda=False) == "shm"
+    assert choose_transport(plan.sources, plan.destinations, is_cuda=True) == "cuda_ipc"
+    assert choose_transport(far.sources, far.destinations, is_cuda=False) == "mixed"
+    assert choose_transport(apart.sources, apart.destinations, is_cuda=False) == "gloo"
+    assert choose_transport(together.sources, together.destinations, is_cuda=False) == "mixed"
+    assert choose_transport(far.sources, far.destinations, is_cuda=True) == "nccl"
 
 
 def test_unknown_kind_lists_the_known_ones():

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from hybridrl.engines.megatron.layers import CausalAttention, RmsNorm
+from hybridrl.engines.megatron.packing import packed_sequences
 
 
 def config(dtype=torch.float32, is_sequence_parallel=False, head_dim=8, window=None, softmax_type="vanilla"):
@@ -21,6 +22,7 @@ def config(dtype=torch.float32, is_sequence_parallel=False, head_dim=8, window=N
         window_size=window and (window - 1, 0),
         window_attn_skip_freq=[0, 1],
         softmax_type=softmax_type,
+        context_parallel_size=1,
     )
 
 
@@ -61,55 +63,58 @@ def test_the_norm_asks_for_its_gradient_to_be_summed_over_tp_ranks(is_sequence_p
     )
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_attention_is_causal_and_groups_heads(kv_heads):
+LENGTHS = (5, 1, 12, 11, 3)
+
+
+@pytest.mark.parametrize(("kv_heads", "value_dim"), [(4, 8), (2, 8), (1, 8), (4, 6)])
+def test_attention_is_causal_within_each_packed_sequence(kv_heads, value_dim):
     torch.manual_seed(0)
-    query, key, value = torch.randn(6, 3, 4, 8), torch.randn(6, 3, kv_heads, 8), torch.randn(6, 3, kv_heads, 8)
+    tokens = sum(LENGTHS)
+    query, key = torch.randn(tokens, 4, 8), torch.randn(tokens, kv_heads, 8)
+    value = torch.randn(tokens, kv_heads, value_dim)
 
     def written_out(q, k, v):
-        k, v = (x.repeat_interleave(4 // kv_heads, dim=2) for x in (k, v))
-        scores = torch.einsum("sbhd,tbhd->bhst", q, k) / 8**0.5
-        weights = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf).softmax(-1)
-        return torch.einsum("bhst,tbhd->sbhd", weights, v).flatten(2)
+        k, v = (x.repeat_interleave(4 // kv_heads, dim=1) for x in (k, v))
+        sequence = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+        sees = (sequence[:, None] == sequence) & torch.ones(tokens, tokens).tril().bool()
+        scores = torch.einsum("shd,thd->hst", q, k) / 8**0.5
+        weights = scores.masked_fill(~sees, -torch.inf).softmax(-1)
+        return torch.einsum("hst,thd->shd", weights, v).flatten(1)
 
+    packed = packed_sequences(LENGTHS, 1, 0, torch.device("cpu"))
+    assert 1 < len(packed.buckets) < len(LENGTHS)
     attention = CausalAttention(config())
-    got = run(lambda q, k, v: attention(q, k, v, None), query, key, value)
+    got = run(lambda q, k, v: attention(q, k, v, None, packed_seq_params=packed), query, key, value)
     for a, b in zip(got, run(written_out, query.double(), key.double(), value.double()), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
-
-
-def test_values_may_be_narrower_than_keys():
-    query, key, value = torch.randn(6, 3, 4, 8), torch.randn(6, 3, 4, 8), torch.randn(6, 3, 4, 5)
-    weights = (torch.einsum("sbhd,tbhd->bhst", query, key) / 8**0.5).masked_fill(
-        torch.ones(6, 6).triu(1).bool(), -torch.inf
-    )
-    want = torch.einsum("bhst,tbhd->sbhd", weights.softmax(-1), value).flatten(2)
-    torch.testing.assert_close(CausalAttention(config())(query, key, value, None), want)
 
 
 @pytest.mark.parametrize("layer_number", [1, 2])
 @pytest.mark.parametrize("has_sinks", [True, False])
 def test_windows_and_sinks_equal_a_written_out_softmax(layer_number, has_sinks):
     torch.manual_seed(0)
-    query, key, value = torch.randn(6, 3, 4, 8), torch.randn(6, 3, 2, 8), torch.randn(6, 3, 2, 8)
+    tokens = sum(LENGTHS)
+    query, key, value = torch.randn(tokens, 4, 8), torch.randn(tokens, 2, 8), torch.randn(tokens, 2, 8)
     sinks = torch.randn(4)
     group = SimpleNamespace(tp=SimpleNamespace(size=lambda: 1))
     fields = config(window=3, softmax_type="learnable" if has_sinks else "vanilla")
     attention = CausalAttention(fields, layer_number, pg_collection=group)
+    packed = packed_sequences(LENGTHS, 1, 0, torch.device("cpu"))
 
     def ours(q, k, v, s):
         weights = {"softmax_offset": s} if has_sinks else {}
-        return torch.func.functional_call(attention, weights, (q, k, v, None)) + 0 * s.sum()
+        out = torch.func.functional_call(attention, weights, (q, k, v, None), {"packed_seq_params": packed})
+        return out + 0 * s.sum()
 
     def written_out(q, k, v, s):
-        k, v = (x.repeat_interleave(2, dim=2) for x in (k, v))
-        scores = torch.einsum("sbhd,tbhd->bhst", q, k) / 8**0.5
-        far = torch.ones(6, 6).triu(1).bool()
+        k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+        sequence = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+        sees = (sequence[:, None] == sequence) & torch.ones(tokens, tokens).tril().bool()
         if layer_number == 2:
-            far |= torch.ones(6, 6).tril(-3).bool()
-        powers = scores.masked_fill(far, -torch.inf).exp()
-        total = powers.sum(-1, keepdim=True) + (s.exp().view(1, 4, 1, 1) if has_sinks else 0)
-        return torch.einsum("bhst,tbhd->sbhd", powers / total, v).flatten(2) + 0 * s.sum()
+            sees &= torch.ones(tokens, tokens).triu(-2).bool()
+        powers = (torch.einsum("shd,thd->hst", q, k) / 8**0.5).masked_fill(~sees, -torch.inf).exp()
+        total = powers.sum(-1, keepdim=True) + (s.exp().view(4, 1, 1) if has_sinks else 0)
+        return torch.einsum("hst,thd->shd", powers / total, v).flatten(1) + 0 * s.sum()
 
     got = run(ours, query, key, value, sinks)
     for a, b in zip(got, run(written_out, *(x.double() for x in (query, key, value, sinks))), strict=True):

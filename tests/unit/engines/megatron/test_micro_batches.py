@@ -1,4 +1,4 @@
-"""Rows become micro-batches of one shape, and their values find their way back."""
+"""Rows become packed micro-batches within a budget, and their values find their way back."""
 
 from __future__ import annotations
 
@@ -11,10 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridrl.data.batch import SequenceBatch
-from hybridrl.engines.megatron.micro_batches import scatter_back, split
+from hybridrl.engines.megatron.micro_batches import MicroBatch, PackingRules, scatter_back, split
 from hybridrl.errors import EngineError
+from hybridrl.layout.cost import SequenceCost
 
-ALONE = SimpleNamespace(sizes=SimpleNamespace(world_size=1), device=torch.device("cpu"))
+COST = SequenceCost(10.0, 1.0)
+
+
+def groups(cp_size: int = 1, cp_rank: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(
+        sizes=SimpleNamespace(dp=1, cp=cp_size), at=SimpleNamespace(cp=cp_rank), device=torch.device("cpu")
+    )
+
+
+def rules(max_tokens: int, *, is_packed: bool = True, multiples: tuple[int, int, int] = (1, 1, 1)) -> PackingRules:
+    return PackingRules(max_tokens, is_packed, *multiples)
 
 
 def make(lengths: list[int], width: int, seed: int = 0) -> tuple[SequenceBatch, np.ndarray]:
@@ -24,36 +35,88 @@ def make(lengths: list[int], width: int, seed: int = 0) -> tuple[SequenceBatch, 
     return batch, real & (np.arange(width) > 0) & (rng.random(real.shape) < 0.7)
 
 
+def tokens_of(batch: MicroBatch) -> int:
+    return batch.token_ids.numel()
+
+
 @settings(deadline=None)  # the first call imports
 @given(
-    st.lists(st.integers(0, 9), max_size=9), st.integers(0, 4), st.integers(1, 5), st.integers(1, 4), st.integers(0, 99)
+    lengths=st.lists(st.integers(0, 9), max_size=9),
+    slack=st.integers(0, 4),
+    budget=st.integers(16, 40),
+    tp=st.integers(1, 4),
+    cp=st.sampled_from([1, 2]),
+    is_packed=st.booleans(),
+    seed=st.integers(0, 99),
 )
-def test_every_picked_token_appears_once_with_its_predecessor_and_value(lengths, slack, max_rows, multiple, seed):
+def test_every_picked_token_is_on_one_cp_rank_with_its_predecessor_and_value(
+    lengths, slack, budget, tp, cp, is_packed, seed
+):
     width = max([*lengths, 1]) + slack
     batch, picked = make(lengths, width, seed)
-    values = np.arange(picked.size, dtype=np.float32).reshape(picked.shape)
-    out = split(batch, picked, {"index": values}, ALONE, max_rows, multiple)
-    assert {tuple(b.token_ids.shape) for b in out.batches} == {(out.rows, out.width)}
-    assert out.rows <= max_rows and out.width % multiple == 0 and out.width < max([*lengths, 1]) + multiple
-    assert len(out.batches) * out.rows < len(lengths) + len(out.batches) or len(lengths) == 0
-    np.testing.assert_array_equal(scatter_back(picked, [b.values["index"] for b in out.batches]), values * picked)
-    np.testing.assert_array_equal(scatter_back(picked, [b.targets for b in out.batches]), batch.token_ids * picked)
+    values = {"index": np.arange(picked.size, dtype=np.float32).reshape(picked.shape)}
+    multiple = 2 * cp if cp > 1 else 1
+    allowed = rules(budget, is_packed=is_packed, multiples=(multiple, int(np.lcm(multiple, cp * tp)), 1))
+    found = {"values": np.zeros(picked.shape, np.float32), "before": np.zeros(picked.shape, np.float32)}
+    times = np.zeros(picked.shape)
+    for cp_rank in range(cp):
+        alone = groups(cp, cp_rank)
+        out = split(batch, picked, values, alone, allowed, COST)
+        alone.sizes.cp = 1  # scatter_back then adds nothing up over ranks
+        assert all(tokens_of(b) * cp <= budget + allowed.total_multiple for b in out)
+        assert all(tokens_of(b) % tp == 0 for b in out)
+        found["values"] += scatter_back(picked, out, [b.values["index"] for b in out], alone)
+        found["before"] += scatter_back(picked, out, [b.token_ids[0][b.predicting] for b in out], alone)
+        times += scatter_back(picked, out, [torch.ones(len(b.picks)) for b in out], alone)
     before = np.zeros_like(batch.token_ids)
     before[:, 1:] = batch.token_ids[:, :-1]
-    found = [b.token_ids.reshape(-1)[b.predicting] for b in out.batches]
-    np.testing.assert_array_equal(scatter_back(picked, found), before * picked)
+    np.testing.assert_array_equal(times, picked)
+    np.testing.assert_array_equal(found["values"], values["index"] * picked)
+    np.testing.assert_array_equal(found["before"], before * picked)
 
 
-def test_rows_are_spread_evenly_over_the_fewest_micro_batches():
-    batch, picked = make([5] * 9, 8)
-    out = split(batch, picked, {}, ALONE, 4, 2)
-    assert (len(out.batches), out.rows, out.width) == (3, 3, 6)
+def test_packing_takes_no_tokens_but_the_real_ones_and_the_alignment():
+    batch, picked = make([5, 4, 3, 3], 8)
+    out = split(batch, picked, {}, groups(), rules(8, multiples=(1, 2, 1)), COST)
+    assert sorted(tokens_of(b) for b in out) == [8, 8]
+    assert [b.packed.lengths for b in out] == [(4, 4), (5, 3)]
+
+
+def test_padded_rows_are_as_long_as_the_longest():
+    batch, picked = make([5, 4, 3, 3], 8)
+    out = split(batch, picked, {}, groups(), rules(10, is_packed=False), COST)
+    assert [b.packed.lengths for b in out] == [(5, 5), (5, 5)]
+
+
+def test_positions_restart_with_each_sequence():
+    batch, picked = make([3, 2], 4)
+    (out,) = split(batch, picked, {}, groups(), rules(8), COST)
+    assert out.position_ids.tolist() == [[0, 1, 2, 0, 1]]
+    assert out.packed.cu_seqlens_q.tolist() == [0, 3, 5]
+
+
+def test_micro_batches_run_from_cheap_over_dear_to_cheap():
+    batch, picked = make([9, 7, 5, 3], 9)
+    out = split(batch, picked, {}, groups(), rules(9), COST)
+    assert [tokens_of(b) for b in out] in ([8, 9, 7], [7, 9, 8], [3, 7, 9, 5], [7, 9, 8])
+
+
+def test_the_interleaved_schedule_gets_a_multiple_of_pp_micro_batches():
+    batch, picked = make([4] * 5, 4)
+    assert len(split(batch, picked, {}, groups(), rules(8, multiples=(1, 1, 2)), COST)) == 4
 
 
 def test_nothing_still_makes_one_micro_batch():
     batch, picked = make([], 4)
-    out = split(batch, picked, {}, ALONE, 4, 2)
-    assert (len(out.batches), out.rows, out.width) == (1, 1, 2)
+    (out,) = split(batch, picked, {}, groups(), rules(8, multiples=(1, 2, 1)), COST)
+    assert (tokens_of(out), len(out.picks)) == (2, 0)
+
+
+def test_a_row_longer_than_a_micro_batch_is_refused():
+    batch, picked = make([3, 9], 10)
+    message = "row 1 has 9 tokens and takes up 9, but micro_batch_tokens is 8"
+    with pytest.raises(EngineError, match=message):
+        split(batch, picked, {}, groups(), rules(8), COST)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +126,9 @@ def test_nothing_still_makes_one_micro_batch():
         (3, r"token 3 of row 1 \(length 3\), which lies beyond its row's length"),
     ],
 )
-def test_a_token_that_cannot_be_trained_on_is_named(token, message):
-    batch, picked = make([4, 3], 4)
+def test_a_token_that_nothing_predicts_is_refused(token, message):
+    batch, picked = make([5, 3], 6)
+    picked[:] = False
     picked[1, token] = True
     with pytest.raises(EngineError, match=message):
-        split(batch, picked, {}, ALONE, 2, 1)
+        split(batch, picked, {}, groups(), rules(8), COST)

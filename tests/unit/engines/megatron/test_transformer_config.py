@@ -52,11 +52,6 @@ def test_experts_with_tensor_parallel_need_sequence_parallel():
         config(tp_size=2, sequence_parallel=False)
 
 
-def test_context_parallelism_is_refused():
-    with pytest.raises(EngineError, match="cp_size is 2, but context parallelism is not supported yet; set cp_size: 1"):
-        config(cp_size=2)
-
-
 def test_what_megatron_does_not_compute_is_refused_in_words():
     gated = replace(SPEC.layers[0], attention=replace(SPEC.layers[0].attention, has_output_gate=True))
     expected = "qwen3_moe: Megatron training does not support an attention output gate; train a model without"

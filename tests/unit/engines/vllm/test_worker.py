@@ -42,7 +42,7 @@ def test_a_plan_for_others_is_refused():
     extension = worker()
     extension.hybridrl_shard_map(encode(LearnRequest(CANONICAL, 0, "host")))
     plan = plan_to(Place("rollout", 7, "host", "rollout-7"))
-    reply: Reply = decode(extension.hybridrl_connect(encode(ConnectRequest(MEET, plan))))
+    reply: Reply = decode(extension.hybridrl_connect(encode(ConnectRequest(MEET, (plan, plan)))))
     assert (
         reply.error == "EngineError: rollout rank 1 is no destination of the plan; expected one of ['rollout rank 7']"
     )
@@ -50,7 +50,7 @@ def test_a_plan_for_others_is_refused():
 
 def test_connecting_needs_the_layout():
     reply: Reply = decode(
-        worker().hybridrl_connect(encode(ConnectRequest(MEET, plan_to(Place("rollout", 7, "host", "rollout-7")))))
+        worker().hybridrl_connect(encode(ConnectRequest(MEET, (plan_to(Place("rollout", 7, "host", "rollout-7")),))))
     )
     assert reply.error == "EngineError: connect before the layout was learned; ask for the shard map first"
     assert "in hybridrl_connect" in reply.trace and reply.failed_at_s > 0
