@@ -73,7 +73,7 @@ def _build(spec: ModelSpec, parallel: ParallelConfig, groups: ProcessGroups) -> 
             mtp_block_spec=mtp,
             vocab_size=-(-spec.vocab_size // parallel.tp_size) * parallel.tp_size,
             max_sequence_length=spec.max_positions,
-            pre_process=groups.is_first_stage,
+            pre_process=groups.at.pp == 0,
             post_process=groups.is_last_stage,
             share_embeddings_and_output_weights=spec.is_tied,
             position_embedding_type="rope",
