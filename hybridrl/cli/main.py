@@ -104,7 +104,10 @@ def _check(checked: Checked) -> int:
     if checked.command is Command.SFT:
         open_demonstrations(config.data, tokenizer, config.sft.tool_fraction, config.seed)
     else:
-        open_dataset(config.data, tokenizer, config.seed).train.take(1)
+        dataset = open_dataset(config.data, tokenizer, config.seed)
+        dataset.train.take(1)
+        for note in dataset.notes:
+            print(note)
     print(checked.summary())
     return EXIT_OK
 

@@ -48,6 +48,15 @@ class RewardFailure(enum.Enum):
     DROP = "drop"
 
 
+class LongPrompts(enum.Enum):
+    """What happens to prompts over ``data.max_prompt_tokens``."""
+
+    ERROR = "error"
+    DROP = "drop"
+    TRUNCATE_LEFT = "truncate_left"
+    TRUNCATE_RIGHT = "truncate_right"
+
+
 class Placement(enum.Enum):
     """How roles share devices."""
 
@@ -137,6 +146,14 @@ class CorrectionLevel(enum.Enum):
     GEOMETRIC = "geometric"
 
 
+class RouterReplay(enum.Enum):
+    """Whose choice of experts an update takes."""
+
+    OFF = "off"  # its own
+    R2 = "r2"  # that of the log-prob pass before it
+    R3 = "r3"  # that of the sampler, as does the log-prob pass
+
+
 class Recompute(enum.Enum):
     """Activations that are dropped after the forward pass."""
 
@@ -213,6 +230,10 @@ class ActorConfig:
     optimizer: OptimizerConfig = setting(OptimizerConfig, "Optimizer")
     micro_batch: MicroBatchConfig = setting(MicroBatchConfig, "Packing")
     recompute: Recompute = setting(Recompute.NONE, "Activations that the backward pass computes again")
+    router_replay: RouterReplay = setting(
+        RouterReplay.OFF,
+        "Experts that an update sends tokens to: its own choice, that of the log-prob pass before it (r2), or the sampler's (r3)",
+    )
     threads_per_rank: int = setting(1, "CPU threads per rank (cpu platform)", at_least=1)
 
 
@@ -241,31 +262,97 @@ class DataConfig:
 
     task: TaskName = setting(TaskName.FILE, "Generated task, or prompts from files")
     train_path: str | None = setting(
-        None, "JSONL or parquet file with training prompts (task: file)", is_input_path=True
+        None,
+        "Training prompts (task: file): a .jsonl or .parquet file, a Hugging Face dataset folder, or a .yaml file that "
+        "mixes several of them",
+        is_input_path=True,
     )
     eval_path: str | None = setting(
-        None, "JSONL or parquet file with evaluation prompts (task: file)", is_input_path=True
+        None, "Evaluation prompts (task: file), of the same kinds as train_path", is_input_path=True
     )
-    prompt_key: str = setting("prompt", "Column with the prompt text")
-    answer_key: str = setting("answer", "Column with the ground truth")
+    prompt_key: str = setting("prompt", "Column with the prompt: text, or a list of chat messages")
+    answer_key: str = setting("answer", "Column with the ground truth; a.b is field b of column a")
     id_key: str | None = setting(None, "Column with a unique id; without one, rows are numbered")
-    max_prompt_tokens: int = setting(1024, "Longest prompt; longer ones are an error", at_least=1)
-    num_eval_prompts: int = setting(256, "Held-out prompts per evaluation; one sample each", at_least=1)
+    text_as_chat: bool = setting(False, "Put prompts that are plain text into the chat template as one user message")
+    system_prompt: str | None = setting(None, "First message of every chat that has no system message of its own")
+    max_prompt_tokens: int = setting(1024, "Longest prompt; long_prompts says what happens to longer ones", at_least=1)
+    long_prompts: LongPrompts = setting(
+        LongPrompts.ERROR,
+        "What happens to longer prompts: an error, dropped and counted, or cut and counted (truncate_left keeps the end)",
+    )
+    curriculum: str | None = setting(
+        None,
+        "file.py:function taking (prompts, epoch) and returning the order of an epoch as row indices; none shuffles",
+        is_input_path=True,
+    )
+    num_eval_prompts: int = setting(256, "Held-out prompts per evaluation", at_least=1)
+    eval_samples_per_prompt: int = setting(1, "Samples per held-out prompt: the n of pass@k", at_least=1)
+
+
+@dataclass
+class FormatRewardConfig:
+    """Whether the response matches a pattern."""
+
+    weight: float = setting(0.0, "Weight in the reward; 0 is off", at_least=0)
+    pattern: str | None = setting(
+        None, "Python regular expression that the whole response must match; . matches newlines"
+    )
+
+
+@dataclass
+class CodeRewardConfig:
+    """Python programs that the policy writes, run on the tests of each prompt in a sandbox."""
+
+    weight: float = setting(0.0, "Weight in the reward; 0 is off", at_least=0)
+    test_timeout_s: float = setting(2.0, "Seconds (wall and CPU) that a program may take for one test", above=0)
+    timeout_s: float = setting(
+        8.0, "Seconds that all tests of a program may take; tests left over count as failed", above=0
+    )
+    memory_mib: int = setting(512, "Address space of a program, in MiB", at_least=64)
+    num_processes: int = setting(8, "Processes and threads that a program may have at once", at_least=1)
+    file_mib: int = setting(8, "Largest file that a program may write, in MiB", at_least=1)
+    output_kib: int = setting(256, "Output of a program that is read, in KiB; more ends it", at_least=1)
+    allow_network: bool = setting(False, "Run programs although this machine cannot take the network away from them")
+
+
+@dataclass
+class HttpRewardConfig:
+    """A reward service: POST of {"prompt", "response", "answer", "data_source"}, answered by {"reward": number}."""
+
+    weight: float = setting(0.0, "Weight in the reward; 0 is off", at_least=0)
+    url: str | None = setting(None, "http:// or https:// address of the service")
+    token_variable: str | None = setting(
+        None, "Environment variable with the token that is sent as `Authorization: Bearer`"
+    )
+    attempt_timeout_s: float = setting(5.0, "Seconds that one attempt may take", above=0)
+    num_attempts: int = setting(
+        3, "Attempts per sample; refused connections and statuses 429 and 5xx are retried", at_least=1
+    )
+    backoff_s: float = setting(0.25, "Seconds before the second attempt; doubled for each further one", at_least=0)
+    requests_per_s: float = setting(100.0, "Attempts per second over all reward processes, at most", above=0)
 
 
 @dataclass
 class RewardConfig:
-    """How finished samples are scored."""
+    """How finished samples are scored: the weighted sum of every part that is on."""
 
     function: str | None = setting(
         None,
-        "file.py:function taking (response: str, answer: str) -> float (task: file; generated tasks bring their own)",
+        "file.py:function taking (response: str, answer: str) -> float",
         is_input_path=True,
     )
+    function_weight: float = setting(1.0, "Weight of the function", above=0)
+    exact_weight: float = setting(0.0, "Weight of: the final answer is the ground truth, to the character", at_least=0)
+    math_weight: float = setting(0.0, "Weight of: the final answer equals the ground truth (math-verify)", at_least=0)
+    reasoning_gym_weight: float = setting(0.0, "Weight of the scores of reasoning-gym prompts", at_least=0)
+    format: FormatRewardConfig = setting(FormatRewardConfig, "Pattern of the response")
+    code: CodeRewardConfig = setting(CodeRewardConfig, "Sandboxed programs")
+    http: HttpRewardConfig = setting(HttpRewardConfig, "Remote service")
+    model_path: str | None = setting(None, "Reward model; not supported yet", is_input_path=True)
     on_error: RewardFailure = setting(
         RewardFailure.FAIL, "Fail the run, or drop and count the sample, when scoring fails"
     )
-    num_processes: int = setting(1, "Processes that run the reward function", at_least=1)
+    num_processes: int = setting(1, "Processes that score", at_least=1)
     sample_timeout_s: float = setting(10.0, "Seconds that scoring one sample may take", above=0)
     timeout_s: float = setting(60.0, "Seconds that scoring one step's samples may take", above=0)
 

@@ -53,6 +53,21 @@ def find_function(reference: FunctionReference, arguments: Sequence[str]) -> Non
     _check_arguments(reference, functions[name].args, arguments)
 
 
+def find_reference(reference: str, arguments: Sequence[str]) -> FunctionReference:
+    """Return the function that ``file.py:function`` names, checked as by :func:`find_function`.
+
+    Raises:
+        ConfigError: When the text is not of that form, or there is no such function.
+    """
+    path_text, separator, name = reference.rpartition(":")
+    path = Path(path_text)
+    if not separator or not name.isidentifier() or path.suffix != ".py":
+        raise ConfigError(f"got {reference!r}, expected file.py:function, for example rewards.py:score")
+    found = FunctionReference(path, name)
+    find_function(found, arguments)
+    return found
+
+
 def load_function(reference: FunctionReference) -> Callable[..., Any]:
     """Run the file and return its function.
 

@@ -41,6 +41,10 @@ class ScoredBatch:
         """Tokens that the policy produced."""
         return int(self.loss_mask.sum())
 
+    def routed_as(self, routing: NDArray[np.int16]) -> ScoredBatch:
+        """Return the batch with the experts that its updates take."""
+        return replace(self, sequences=replace(self.sequences, routing=routing))
+
     def lags(self, version: int) -> NDArray[np.int64]:
         """Return how many versions older than `version` the oldest token of each sample is; 0 for an empty response."""
         oldest = np.array([sample.oldest_version for sample in self.samples], dtype=np.int64)
@@ -58,11 +62,25 @@ def make_batch(samples: Sequence[Sample], rewards: Sequence[float]) -> ScoredBat
         samples=tuple(samples),
         rewards=np.array(rewards, dtype=np.float64),
         group_ids=np.array([groups[sample.prompt.prompt_id] for sample in samples], dtype=np.int64),
-        sequences=SequenceBatch(pad_rows([s.token_ids for s in samples], width, np.int32), lengths),
+        sequences=SequenceBatch(
+            pad_rows([s.token_ids for s in samples], width, np.int32), lengths, _routing(samples, width)
+        ),
         loss_mask=loss_mask,
         rollout_logprobs=pad_rows([s.rollout_logprobs for s in samples], width, np.float32),
         policy_versions=np.where(loss_mask, versions, -1).astype(np.int32),
     )
+
+
+def _routing(samples: Sequence[Sample], width: int) -> NDArray[np.int16] | None:
+    """Pad the experts that the sampler chose; None when they were not recorded."""
+    recorded = [sample.routing for sample in samples if sample.routing is not None]
+    if not recorded:
+        return None
+    routing = np.full((len(samples), width, *recorded[0].shape[1:]), -1, dtype=np.int16)
+    for row, sample in enumerate(samples):
+        if sample.routing is not None:
+            routing[row, : len(sample.routing)] = sample.routing
+    return routing
 
 
 def policy_batch(

@@ -1,17 +1,41 @@
-"""Held-out evaluation: one sample per prompt, drawn as in training, with the same seeds at every evaluation."""
+"""Held-out evaluation: samples drawn as in training, with the same seeds at every evaluation, broken down by data source."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hybridrl.controller.interfaces import RolloutGroup, Scorer
-from hybridrl.data.sample import Prompt
+from hybridrl.controller.pass_at_k import ks_up_to, majority_is_correct, pass_at_k
+from hybridrl.data.sample import Prompt, Sample
 from hybridrl.errors import DataError
+from hybridrl.observability.records import RolloutRecord
+from hybridrl.rewards.answers import final_answer
 from hybridrl.roles.future import wait_for
+
+_FULL_REWARD = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """The samples of one prompt that could be scored; at least one.
+
+    Attributes:
+        answers: Final answer of each sample, for majority votes.
+        rewards: Reward of each sample.
+    """
+
+    data_source: str
+    answers: tuple[str, ...]
+    rewards: tuple[float, ...]
+
+    @property
+    def is_correct(self) -> list[bool]:
+        """Whether each sample earned a reward of at least 1."""
+        return [reward >= _FULL_REWARD for reward in self.rewards]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +43,12 @@ class Evaluation:
     """The outcome of one evaluation.
 
     Attributes:
-        accuracy: Share of scored prompts whose sample earned a reward of at least 1.
-        reward_mean: Mean reward.
+        accuracy: Share of scored samples with a reward of at least 1.
+        reward_mean: Mean reward of the scored samples.
         response_tokens_mean: Mean length, in tokens that the policy produced.
         num_dropped: Samples that could not be scored.
+        of_samples: pass@k, mean@n and majority@n, over all prompts and by data source; by the rest of the metric's name.
+        samples: Every scored sample with its reward.
     """
 
     accuracy: float
@@ -30,6 +56,8 @@ class Evaluation:
     response_tokens_mean: float
     num_dropped: int
     seconds: float
+    of_samples: Mapping[str, float]
+    samples: tuple[tuple[Sample, float], ...]
 
     def metrics(self) -> dict[str, float | int]:
         """Return the metrics under ``eval/``."""
@@ -39,7 +67,11 @@ class Evaluation:
             "eval/response_tokens_mean": self.response_tokens_mean,
             "eval/dropped": self.num_dropped,
             "eval/seconds": self.seconds,
-        }
+        } | {f"eval/{name}": value for name, value in self.of_samples.items()}
+
+    def records(self) -> list[RolloutRecord]:
+        """Return the samples as what is written about rollouts; nothing was trained on them, so advantages are 0."""
+        return [_record(sample, reward) for sample, reward in self.samples]
 
 
 class Evaluator:
@@ -47,33 +79,104 @@ class Evaluator:
 
     Args:
         prompts: Held-out prompts.
+        samples_per_prompt: The n of pass@k.
     """
 
-    def __init__(self, rollout: RolloutGroup, scorer: Scorer, prompts: Sequence[Prompt]) -> None:
+    def __init__(
+        self, rollout: RolloutGroup, scorer: Scorer, prompts: Sequence[Prompt], samples_per_prompt: int = 1
+    ) -> None:
         self._rollout = rollout
         self._scorer = scorer
         self._prompts = list(prompts)
+        self._samples_per_prompt = samples_per_prompt
 
     def evaluate(self) -> Evaluation:
-        """Play and score one sample of every prompt.
+        """Play and score the samples of every prompt.
 
         Raises:
             DataError: When not one sample could be scored.
         """
         started = time.perf_counter()
-        samples = wait_for(self._rollout.generate(self._prompts, 1))
+        samples = wait_for(self._rollout.generate(self._prompts, self._samples_per_prompt))
         result = self._scorer.score(samples)
         rewards = result.rewards[result.is_scored]
         if not len(rewards):
-            raise DataError(f"evaluation: none of {len(samples)} samples could be scored; check reward.function")
+            raise DataError(f"evaluation: none of {len(samples)} samples could be scored; check the reward")
         lengths = np.array([sample.num_response_tokens for sample in samples])[result.is_scored]
+        scored = [s for s, is_scored in zip(samples, result.is_scored, strict=True) if is_scored]
+        pairs = tuple(zip(scored, (float(reward) for reward in rewards), strict=True))
         return Evaluation(
-            accuracy=float((rewards >= 1.0).mean()),
+            accuracy=float((rewards >= _FULL_REWARD).mean()),
             reward_mean=float(rewards.mean()),
             response_tokens_mean=float(lengths.mean()),
             num_dropped=len(samples) - len(rewards),
             seconds=time.perf_counter() - started,
+            of_samples=sample_metrics(scored_prompts(pairs), self._samples_per_prompt),
+            samples=pairs,
         )
+
+
+def scored_prompts(samples: Sequence[tuple[Sample, float]]) -> list[ScoredPrompt]:
+    """Gather the scored samples of each prompt."""
+    of_prompt: dict[str, list[tuple[Sample, float]]] = {}
+    for sample, reward in samples:
+        of_prompt.setdefault(sample.prompt.prompt_id, []).append((sample, reward))
+    return [
+        ScoredPrompt(
+            group[0][0].prompt.data_source,
+            tuple(final_answer(sample.text) for sample, _ in group),
+            tuple(reward for _, reward in group),
+        )
+        for group in of_prompt.values()
+    ]
+
+
+def sample_metrics(prompts: Sequence[ScoredPrompt], num_samples: int) -> dict[str, float]:
+    """Return pass@k, mean@n and majority@n, over all prompts and, where there are several data sources, for each.
+
+    With one sample per prompt they all equal the accuracy: over all prompts nothing is returned, and by source mean_at_1. A
+    prompt with fewer than k scored samples is left out of pass@k.
+    """
+    metrics = _group_metrics(prompts, num_samples) if num_samples > 1 else {}
+    sources = list(dict.fromkeys(prompt.data_source for prompt in prompts))
+    if len(sources) > 1:
+        for source in sources:
+            of_source = [prompt for prompt in prompts if prompt.data_source == source]
+            for name, value in _group_metrics(of_source, num_samples).items():
+                metrics[f"{source or 'no_source'}/{name}"] = value
+    return metrics
+
+
+def _group_metrics(prompts: Sequence[ScoredPrompt], num_samples: int) -> dict[str, float]:
+    metrics = {f"mean_at_{num_samples}": float(np.mean([np.mean(prompt.is_correct) for prompt in prompts]))}
+    if num_samples == 1:
+        return metrics
+    votes = [majority_is_correct(prompt.answers, prompt.is_correct) for prompt in prompts]
+    metrics[f"majority_at_{num_samples}"] = float(np.mean(votes))
+    for k in ks_up_to(num_samples):
+        full = [prompt.is_correct for prompt in prompts if len(prompt.rewards) >= k]
+        if full:
+            metrics[f"pass_at_{k}"] = float(np.mean([pass_at_k(len(each), sum(each), k) for each in full]))
+    return metrics
+
+
+def _record(sample: Sample, reward: float) -> RolloutRecord:
+    return RolloutRecord(
+        prompt_id=sample.prompt.prompt_id,
+        sample_index=sample.sample_index,
+        prompt=sample.prompt.text,
+        answer=sample.prompt.answer,
+        response=sample.text,
+        reward=reward,
+        finish_reason=sample.finish_reason.value,
+        num_turns=sample.num_turns,
+        token_ids=sample.token_ids,
+        loss_mask=sample.loss_mask,
+        rollout_logprobs=sample.rollout_logprobs,
+        old_logprobs=sample.rollout_logprobs,
+        advantages=np.zeros(len(sample.token_ids), dtype=np.float32),
+        policy_versions=sample.policy_versions,
+    )
 
 
 class EvaluationSchedule:

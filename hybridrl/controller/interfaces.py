@@ -162,8 +162,10 @@ class Recorder(Protocol):
         """Start the clock of the next step."""
         ...
 
-    def record_evaluation(self, version: int, metrics: Mapping[str, Metric]) -> None:
-        """Keep the metrics of an evaluation of policy `version` for the object of the step that is recorded next."""
+    def record_evaluation(
+        self, version: int, metrics: Mapping[str, Metric], rollouts: Sequence[RolloutRecord] = ()
+    ) -> None:
+        """Keep the metrics and samples of an evaluation of policy `version` for the step that is recorded next."""
         ...
 
     def record_step(self, step: int, metrics: Mapping[str, Metric], rollouts: Sequence[RolloutRecord]) -> None:

@@ -87,4 +87,8 @@ def _update_metrics(updates: Sequence[UpdateMetrics]) -> dict[str, Metric]:
     means: dict[str, Metric] = {
         key: float(np.mean([getattr(update, attribute) for update in updates])) for key, attribute in names.items()
     }
+    replayed = sum(update.num_replayed for update in updates)
+    if replayed:
+        means["router_replay/hits"] = replayed
+        means["router_replay/changed_share"] = sum(update.num_replay_changed for update in updates) / replayed
     return means | {"actor/skipped_updates": updates[-1].num_skipped}

@@ -41,10 +41,13 @@ def train(config: ExperimentConfig) -> int:
     """
     tokenizer = load_tokenizer(Path(config.model.path))
     dataset = open_dataset(config.data, tokenizer, config.seed)
+    stop_texts = [tokenizer.decode([token]) for token in tokenizer.stop_token_ids]
 
     def run(recorder: RunRecorder) -> str:
+        for note in dataset.notes:
+            recorder.status(note)
         with (
-            contextlib.closing(make_scorer(config.reward, config.data.task)) as scorer,
+            contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts)) as scorer,
             start_roles(config, recorder.run_dir, dataset.train.first.token_ids) as roles,
         ):
             trainer = Trainer(
@@ -55,7 +58,7 @@ def train(config: ExperimentConfig) -> int:
                 weight_sync=roles.weight_sync,
                 prompts=dataset.train,
                 scorer=scorer,
-                evaluator=Evaluator(roles.rollout, scorer, dataset.evaluation),
+                evaluator=Evaluator(roles.rollout, scorer, dataset.evaluation, config.data.eval_samples_per_prompt),
                 recorder=recorder,
             )
             result = trainer.run()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridrl.config.schema import ExperimentConfig, ModelInit
+from hybridrl.config.schema import ExperimentConfig, ModelInit, RouterReplay
 from hybridrl.controller.connection import Connector
 from hybridrl.controller.probe import make_probe
 from hybridrl.controller.weight_sync import WeightSyncer
@@ -136,7 +136,14 @@ def _model_folder(config: ExperimentConfig) -> Path:
 
 
 def _rollout(config: ExperimentConfig, placed: RolePlacement, pools: Sequence[ResourcePool]) -> RolloutReplicas:
-    launch = RolloutLaunch(_model_folder(config), config.rollout, config.platform, config.data.task, config.seed)
+    launch = RolloutLaunch(
+        _model_folder(config),
+        config.rollout,
+        config.platform,
+        config.data.task,
+        config.seed,
+        records_routing=config.actor.router_replay is RouterReplay.R3,
+    )
     return RolloutReplicas(pools[placed.rollout[0].pool], placed.rollout, launch, timeouts=config.trainer)
 
 
@@ -158,6 +165,7 @@ def _actor(
         has_reference=algorithm.needs_reference,
         num_optimizer_steps=num_updates,
         timeout_s=inner_s(config.trainer.train_timeout_s),
+        replays_routing=config.actor.router_replay is not RouterReplay.OFF,
     )
     return MegatronGroup(
         pools[placed.actor[0].pool],

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridrl.algos.algorithm import Algorithm
 from hybridrl.config.schema import AlgorithmConfig, TrainerConfig
@@ -30,9 +30,10 @@ from hybridrl.controller.evaluation import EvaluationSchedule, Evaluator
 from hybridrl.controller.gathering import Gathering
 from hybridrl.controller.interfaces import ActorGroup, PromptStream, Recorder, RolloutGroup, Scorer, WeightSync
 from hybridrl.controller.metrics import StepOutcome, step_metrics
-from hybridrl.controller.mismatch import check_mismatch
+from hybridrl.controller.mismatch import check_mismatch, measure
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError
+from hybridrl.observability.records import Metric
 from hybridrl.roles.future import Future, wait_all, wait_for
 
 
@@ -105,11 +106,14 @@ class Trainer:
         gathered = self._gather(step)
         batch = gathered.batch()
         self._check_batch(batch, step)
+        counted = self._unreplayed_metrics(batch, step)
         old, old_logprobs = None, batch.rollout_logprobs
         if self._algorithm.needs_old_logprobs:
             with phase("old_logprobs"):
                 old = wait_for(self._actor.logprobs(batch.sequences), beside=self._in_flight)
                 old_logprobs = old.logprobs
+            if old.routing is not None:
+                batch = batch.routed_as(old.routing)
         mismatch = check_mismatch(batch, old_logprobs, version, self._config.max_logprob_gap)
         ref_logprobs = None
         if self._algorithm.needs_reference:
@@ -128,12 +132,25 @@ class Trainer:
             wait_all(list(self._in_flight))
         with phase("weight_sync"):
             sync = self._weight_sync.sync(version + 1)
-        counted = {**gathered.metrics(), **credit.metrics}
+        counted |= {**gathered.metrics(), **credit.metrics}
         outcome = StepOutcome(step, version, batch, old, mismatch, counted, updates, sync)
         metrics = step_metrics(outcome, time.perf_counter() - started)
         if self._schedule.is_due_after(step):
             self._evaluate(version + 1)
         self._recorder.record_step(step, metrics, rollout_records(batch, policy))
+
+    def _unreplayed_metrics(self, batch: ScoredBatch, step: int) -> dict[str, Metric]:
+        """Before evaluations, measure what the mismatch would be if the sampler's experts were not replayed."""
+        if batch.sequences.routing is None or not self._schedule.is_due_after(step):
+            return {}
+        with self._recorder.phase("old_logprobs"):
+            plain = replace(batch.sequences, routing=None)
+            own = wait_for(self._actor.logprobs(plain), beside=self._in_flight).logprobs
+        found = measure(batch.rollout_logprobs[batch.loss_mask], own[batch.loss_mask])
+        return {
+            "router_replay/mismatch_without_abs_max": found.abs_max,
+            "router_replay/mismatch_without_kl_k3": found.kl_k3,
+        }
 
     def _start_rollouts(self, until: int) -> None:
         """Start the rollouts of every batch up to number `until` that has not been started."""
@@ -164,7 +181,7 @@ class Trainer:
 
     def _check_batch(self, batch: ScoredBatch, version: int) -> None:
         if not batch.samples:
-            raise DataError(f"step {version}: not one sample could be scored; check reward.function")
+            raise DataError(f"step {version}: not one sample could be scored; check the reward")
         lag = int(batch.lags(version).max())
         assert lag <= self._config.max_policy_lag, (lag, self._config.max_policy_lag, version)
 
@@ -172,7 +189,8 @@ class Trainer:
         """Evaluate the policy in force; the result joins the object of the step that is recorded next."""
         with self._recorder.phase("evaluation"):
             evaluation = self._evaluator.evaluate()
-        self._recorder.record_evaluation(version, evaluation.metrics() | {"eval/policy_version": version})
+        metrics = evaluation.metrics() | {"eval/policy_version": version}
+        self._recorder.record_evaluation(version, metrics, evaluation.records())
         self._accuracies.append(evaluation.accuracy)
 
     @property

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from hybridrl.config.schema import DataConfig
-from hybridrl.data.prompts import Columns, read_prompts
+from hybridrl.data.files import open_prompts, read_sources
 from hybridrl.data.sample import Prompt
-from hybridrl.data.stream import Shuffle, Stream, StreamState
+from hybridrl.data.stream import Stream, StreamState, apportion
 from hybridrl.data.tasks import generated_task
 from hybridrl.data.tasks.task import GeneratedTask, Question, draw_question, max_held_out
 from hybridrl.data.tokenizer import Tokenizer
@@ -30,10 +28,12 @@ class Dataset:
     Attributes:
         train: Endless; each prompt drawn has an id of its own, also in later epochs.
         evaluation: Held out; empty when there is no evaluation file.
+        notes: What a person should know about the files, one line each.
     """
 
     train: Stream[Prompt]
     evaluation: tuple[Prompt, ...]
+    notes: tuple[str, ...] = ()
 
 
 def open_dataset(config: DataConfig, tokenizer: Tokenizer, seed: int, state: StreamState | None = None) -> Dataset:
@@ -51,33 +51,20 @@ def open_dataset(config: DataConfig, tokenizer: Tokenizer, seed: int, state: Str
         source = TaskPrompts(task, tokenizer, config.max_prompt_tokens, seed)
         return Dataset(Stream(source, state), source.evaluation(config.num_eval_prompts))
     assert config.train_path is not None, config
-    evaluation = _read(config, config.eval_path, tokenizer)[: config.num_eval_prompts] if config.eval_path else ()
-    train = FilePrompts(_read(config, config.train_path, tokenizer), seed)
-    return Dataset(Stream(train, state), tuple(replace(p, prompt_id=f"eval/{p.prompt_id}") for p in evaluation))
+    evaluation, eval_notes = _evaluation(config, tokenizer)
+    train, notes = open_prompts(config, config.train_path, tokenizer, seed)
+    return Dataset(Stream(train, state), evaluation, (*notes, *eval_notes))
 
 
-def _read(config: DataConfig, path: str, tokenizer: Tokenizer) -> tuple[Prompt, ...]:
-    columns = Columns(config.prompt_key, config.answer_key, config.id_key)
-    return read_prompts(Path(path), columns, tokenizer, config.max_prompt_tokens)
-
-
-class FilePrompts:
-    """Prompts of a file, shuffled anew each epoch; see :class:`Source`."""
-
-    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
-        self._prompts = prompts
-        self._shuffle = Shuffle(len(prompts), seed)
-
-    @property
-    def num_items(self) -> int:
-        """Prompts in one epoch."""
-        return len(self._prompts)
-
-    def at(self, position: int) -> Prompt:
-        """Return the prompt at a position; its id carries the epoch, since an id is unique within a run."""
-        epoch, index = self._shuffle.at(position)
-        prompt = self._prompts[index]
-        return replace(prompt, prompt_id=f"{prompt.prompt_id}@{epoch}")
+def _evaluation(config: DataConfig, tokenizer: Tokenizer) -> tuple[tuple[Prompt, ...], list[str]]:
+    """Return the first prompts of the evaluation file, of a mixture the first of each source by its weight, and notes."""
+    if config.eval_path is None:
+        return (), []
+    sources = read_sources(config, config.eval_path, tokenizer)
+    counts = apportion([source.weight for source in sources], config.num_eval_prompts)
+    chosen = [p for source, count in zip(sources, counts, strict=True) for p in source.file.prompts[:count]]
+    notes = [note for source in sources for note in source.file.notes()]
+    return tuple(replace(prompt, prompt_id=f"eval/{prompt.prompt_id}") for prompt in chosen), notes
 
 
 class TaskPrompts:
@@ -89,11 +76,11 @@ class TaskPrompts:
         self._task = task
         self._tokenizer = tokenizer
         self._max_prompt_tokens = max_prompt_tokens
-        self._seed = seed
+        self.seed = seed
 
     def at(self, position: int) -> Prompt:
         """Return the prompt at a position."""
-        question = draw_question(self._task, task_rng(self._task, self._seed, position), is_held_out=False)
+        question = draw_question(self._task, task_rng(self._task, self.seed, position), is_held_out=False)
         return self._prompt(question, f"{self._task.name}-{position}")
 
     def evaluation(self, count: int) -> tuple[Prompt, ...]:
@@ -126,7 +113,7 @@ class TaskPrompts:
         if len(token_ids) > self._max_prompt_tokens:
             limit = f"at most {self._max_prompt_tokens} (data.max_prompt_tokens); raise the limit"
             raise DataError(f"task {self._task.name}: prompt of {len(token_ids)} tokens, expected {limit}")
-        return Prompt(prompt_id, token_ids, question.text, question.answer, self._task.name)
+        return Prompt(prompt_id, token_ids, question.text, question.answer, self._task.name, self._task.name)
 
 
 def task_rng(task: GeneratedTask, seed: int, position: int) -> np.random.Generator:

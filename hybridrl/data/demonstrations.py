@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +15,9 @@ from numpy.typing import NDArray
 from hybridrl.config.schema import DataConfig
 from hybridrl.data.batch import SequenceBatch, pad_rows
 from hybridrl.data.dataset import task_rng
-from hybridrl.data.prompts import Columns, read_prompts
+from hybridrl.data.files import open_prompts
 from hybridrl.data.sample import Prompt
-from hybridrl.data.stream import ShuffledSource, Stream
+from hybridrl.data.stream import Mapped, Stream
 from hybridrl.data.tasks import generated_task
 from hybridrl.data.tasks.task import GeneratedTask, draw_question
 from hybridrl.data.tokenizer import Tokenizer
@@ -52,9 +51,8 @@ def open_demonstrations(
     if task is not None:
         return Stream(TaskDemonstrations(task, tokenizer, tool_fraction, seed))
     assert config.train_path is not None, config
-    columns = Columns(config.prompt_key, config.answer_key, config.id_key)
-    prompts = read_prompts(Path(config.train_path), columns, tokenizer, config.max_prompt_tokens)
-    return Stream(ShuffledSource([_file_demonstration(prompt, tokenizer) for prompt in prompts], seed))
+    prompts, _ = open_prompts(config, config.train_path, tokenizer, seed)
+    return Stream(Mapped(prompts, lambda prompt: _file_demonstration(prompt, tokenizer)))
 
 
 class TaskDemonstrations:
@@ -66,11 +64,11 @@ class TaskDemonstrations:
         self._task = task
         self._tokenizer = tokenizer
         self._tool_fraction = tool_fraction
-        self._seed = seed
+        self.seed = seed
 
     def at(self, position: int) -> Demonstration:
         """Return the demonstration at a position."""
-        rng = task_rng(self._task, self._seed, position)
+        rng = task_rng(self._task, self.seed, position)
         question = draw_question(self._task, rng, is_held_out=False)
         shows_skill = bool(rng.random() < self._tool_fraction)
         eos = self._tokenizer.decode([self._tokenizer.eos_id])

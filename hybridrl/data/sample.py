@@ -31,6 +31,8 @@ class Prompt:
         text: What the tokens say.
         answer: Ground truth that the reward compares with.
         source: Where it comes from, ``file:row`` or the task's name.
+        data_source: Name of its data set, by which evaluation is broken down; empty when none is known.
+        extra_info: JSON of what else its row says for rewards; empty when it says nothing.
     """
 
     prompt_id: str
@@ -38,6 +40,8 @@ class Prompt:
     text: str
     answer: str
     source: str
+    data_source: str = ""
+    extra_info: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
     runs/<name>/metrics.jsonl            one object per step, on disk before the next step starts
     runs/<name>/tensorboard/             the same numbers
     runs/<name>/rollouts/step_*.parquet  every sample with tokens, log-probs and reward
+    runs/<name>/rollouts/eval_*.parquet  the samples of the evaluation of a policy version, in the same columns
     runs/<name>/report.html              curves and sample rollouts in one self-contained page
 
 Invariants: nothing of an earlier run is overwritten, a second run called ``calc`` goes to ``calc-2``; every file is whole
@@ -61,6 +62,7 @@ class RunRecorder:
         self._progress = open_progress(self.run_dir.name, num_steps) if progress is None else progress
         self._phases = PhaseTimer(self._progress.phases)
         self._evaluation: dict[str, Metric] = {}
+        self._held_out: tuple[RolloutRecord, ...] = ()
         self._closed = False
 
     def status(self, text: str) -> None:
@@ -75,13 +77,19 @@ class RunRecorder:
         """Start the clock of the next step anew, so that start-up does not count as its time."""
         self._phases.take()
 
-    def record_evaluation(self, version: int, metrics: Mapping[str, Metric]) -> None:
+    def record_evaluation(
+        self, version: int, metrics: Mapping[str, Metric], rollouts: Sequence[RolloutRecord] = ()
+    ) -> None:
         """Keep the ``eval/*`` metrics for the object of the step that is recorded next; a later evaluation replaces them.
 
         Args:
             version: Policy version that was evaluated, which is the number of steps that it was trained for.
+            rollouts: Its samples; some of them are shown with those of that step.
         """
         self._evaluation = dict(metrics)
+        self._held_out = tuple(rollouts)
+        if rollouts:
+            write_rollouts(self.run_dir / "rollouts" / f"eval_{version:06d}.parquet", version, rollouts)
         self._progress.evaluation(version, metrics)
 
     def record_step(self, step: int, metrics: Mapping[str, Metric], rollouts: Sequence[RolloutRecord]) -> None:
@@ -97,7 +105,8 @@ class RunRecorder:
         self._write(step, merged)
         if rollouts:
             write_rollouts(self.run_dir / "rollouts" / f"step_{step:06d}.parquet", step, rollouts)
-            self._report.add_rollouts(step, rollouts)
+            self._report.add_rollouts(step, rollouts, self._held_out)
+        self._held_out = ()
         self._progress.step(step, merged)
         if time.monotonic() - self._report_written_at >= self._report_interval_s:
             self._report.write(Outcome.RUNNING)

@@ -61,10 +61,16 @@ class Report:
         numbers = {name: float(value) for name, value in metrics.items()}
         self._rows.append((step, {name: value if math.isfinite(value) else None for name, value in numbers.items()}))
 
-    def add_rollouts(self, step: int, rollouts: Sequence[RolloutRecord]) -> None:
-        """Add some rollouts of one step; samples of the newest step and of evenly spaced earlier ones are kept."""
-        every = max(1, len(rollouts) // _SAMPLES_PER_STEP)
-        self._samples[step] = [_sample(rollout) for rollout in rollouts[::every][:_SAMPLES_PER_STEP]]
+    def add_rollouts(
+        self, step: int, rollouts: Sequence[RolloutRecord], held_out: Sequence[RolloutRecord] = ()
+    ) -> None:
+        """Add some rollouts of one step; samples of the newest step and of evenly spaced earlier ones are kept.
+
+        Args:
+            held_out: Samples of the evaluation that belongs to the step; some of them follow the others.
+        """
+        trained = [_sample(rollout) for rollout in _some(rollouts)]
+        self._samples[step] = trained + [_held_out_sample(rollout) for rollout in _some(held_out)]
         self._worst[step] = _worst_tokens(rollouts, self._decode)
         if len(self._samples) > _MAX_SAMPLED_STEPS:
             self._sample_stride *= 2
@@ -123,6 +129,16 @@ def _sample(rollout: RolloutRecord) -> dict[str, object]:
         "tokens": int(produced.sum()),
         "version": int(rollout.policy_versions.max(initial=-1)),
     }
+
+
+def _held_out_sample(rollout: RolloutRecord) -> dict[str, object]:
+    """Return what is shown of a sample on which nothing is trained."""
+    return {**_sample(rollout), "advantage": None, "gap": None, "finish": f"{rollout.finish_reason} (held out)"}
+
+
+def _some(rollouts: Sequence[RolloutRecord]) -> Sequence[RolloutRecord]:
+    every = max(1, len(rollouts) // _SAMPLES_PER_STEP)
+    return rollouts[::every][:_SAMPLES_PER_STEP]
 
 
 def _worst_tokens(rollouts: Sequence[RolloutRecord], decode: Decode) -> list[dict[str, object]]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from hybridrl.config.schema import ExperimentConfig, TaskName
+from hybridrl.config.user_function import find_reference
+from hybridrl.data.files import CURRICULUM_SIGNATURE
 from hybridrl.data.tasks import generated_task
 from hybridrl.data.tasks.task import max_held_out
 from hybridrl.errors import ConfigError
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
-from hybridrl.rewards.function import find_function
+from hybridrl.preflight.reward import check_reward
 
-_SUFFIXES = (".jsonl", ".parquet")
-_EXPECTED_FILE = "a .jsonl or .parquet file with prompts"
+_SUFFIXES = (".jsonl", ".parquet", ".yaml", ".yml")
+_EXPECTED_FILE = "a .jsonl or .parquet file with prompts, a dataset folder, or a .yaml mixture"
 
 
 def check_inputs(report: Report, config: ExperimentConfig, command: Command) -> None:
@@ -23,7 +25,8 @@ def check_inputs(report: Report, config: ExperimentConfig, command: Command) -> 
         if command is Command.TRAIN:
             _check_file(report, "data.eval_path", config.data.eval_path, is_needed=False)
             _check_evaluation(report, config)
-            _check_reward(report, config.reward.function)
+            check_reward(report, config)
+        _check_curriculum(report, config.data.curriculum)
     elif command is Command.TRAIN:
         _check_held_out(report, config)
     if not _is_plain_name(config.name):
@@ -39,6 +42,8 @@ def _check_file(report: Report, key: str, path: str | None, *, is_needed: bool) 
     if path is None:
         if is_needed:
             report.add(key, "nothing", f"{_EXPECTED_FILE}, since data.task is file", "set it", related=("data.task",))
+    elif Path(path).is_dir():
+        return
     elif not Path(path).is_file():
         report.add(key, path, _EXPECTED_FILE, "there is no such file: correct the path")
     elif Path(path).suffix not in _SUFFIXES:
@@ -64,17 +69,13 @@ def _check_held_out(report: Report, config: ExperimentConfig) -> None:
         report.add(key, config.data.num_eval_prompts, expected, "lower it", related=("data.task",))
 
 
-def _check_reward(report: Report, reference: str | None) -> None:
-    key = "reward.function"
+def _check_curriculum(report: Report, reference: str | None) -> None:
     if reference is None:
-        expected = "file.py:function, since data.task is file"
-        report.add(key, "nothing", expected, "write one and name it here", related=("data.task",))
         return
     try:
-        find_function(reference)
+        find_reference(reference, CURRICULUM_SIGNATURE)
     except ConfigError as e:
-        if not report.draft.is_broken(key):
-            report.problems.append(f"{report.draft.where(key)}: {key}: {e}")
+        report.add_error("data.curriculum", e)
 
 
 def _is_plain_name(name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from hybridrl.config.schema import ExperimentConfig, ModelInit, ParallelConfig
+from hybridrl.config.schema import ExperimentConfig, ModelInit, OldPolicy, ParallelConfig, RouterReplay
 from hybridrl.errors import LayoutError
 from hybridrl.layout.checkpoint import checkpoint_shard_map, read_checkpoint_index
 from hybridrl.layout.families import read_model_spec
@@ -43,7 +43,21 @@ def check_model(report: Report, config: ExperimentConfig, command: Command) -> M
         _check_actor_degrees(report, config.actor.parallel, spec)
         if command is Command.TRAIN:
             _check_rollout(report, config, spec)
+            _check_replay(report, config, spec)
     return spec
+
+
+def _check_replay(report: Report, config: ExperimentConfig, spec: ModelSpec) -> None:
+    key, replay = "actor.router_replay", config.actor.router_replay
+    if replay is RouterReplay.OFF:
+        return
+    if not spec.moe_layers:
+        report.add(key, replay.value, "off, since the model has no experts", "set it to off")
+    if replay is RouterReplay.R2 and config.algorithm.rollout_correction.old_policy is OldPolicy.BYPASS:
+        expected = (
+            "off or r3, since algorithm.rollout_correction.old_policy is bypass and no log-prob pass records experts"
+        )
+        report.add(key, replay.value, expected, "set it to r3", related=("algorithm.rollout_correction.old_policy",))
 
 
 def _read_spec(report: Report, folder: Path) -> ModelSpec | None:

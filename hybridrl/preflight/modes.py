@@ -8,8 +8,20 @@ from hybridrl.config.schema import ExperimentConfig, LrSchedule, Platform, TaskN
 from hybridrl.preflight.algorithm import unread_by_algorithm
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
+from hybridrl.preflight.reward import unread_of_reward
 
 _SFT_READS_OF_TRAINER = ("trainer.train_timeout_s", "trainer.startup_timeout_s")
+_FILES_ONLY = (
+    "train_path",
+    "eval_path",
+    "prompt_key",
+    "answer_key",
+    "id_key",
+    "text_as_chat",
+    "system_prompt",
+    "long_prompts",
+    "curriculum",
+)
 
 
 def check_modes(report: Report, config: ExperimentConfig, command: Command) -> None:
@@ -52,8 +64,9 @@ def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, s
         yield from unread_by_algorithm(config.algorithm)
     else:
         sections = ("placement", "rollout", "reward", "algorithm", "weight_sync", "trainer")
-        for section in (*sections, "data.eval_path", "data.num_eval_prompts"):
+        for section in (*sections, "data.eval_path", "data.num_eval_prompts", "data.eval_samples_per_prompt"):
             yield section, "by hybridrl sft"
+        yield "actor.router_replay", "by hybridrl sft"
     if config.platform is Platform.CPU:
         yield "rollout.gpu_memory_fraction", "when platform is cpu"
     else:
@@ -61,8 +74,9 @@ def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, s
         yield "actor.threads_per_rank", "when platform is cuda"
     if config.data.task is TaskName.FILE:
         yield "sft.tool_fraction", "when data.task is file"
+        yield from unread_of_reward(config.reward)
     else:
-        for name in ("train_path", "eval_path", "prompt_key", "answer_key", "id_key"):
+        for name in _FILES_ONLY:
             yield f"data.{name}", f"when data.task is {config.data.task.value}"
         yield "reward", f"when data.task is {config.data.task.value}, which brings its own reward"
     if config.actor.optimizer.schedule is LrSchedule.CONSTANT:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hybridrl.config.load import Draft
+from hybridrl.errors import ConfigError
 
 
 @dataclass(slots=True)
@@ -24,6 +25,11 @@ class Report:
         """
         if not any(self.draft.is_broken(name) for name in (key, *related)):
             self.problems.append(f"{self.draft.where(key)}: {key}: got {got}, expected {expected}; {next_step}")
+
+    def add_error(self, key: str, error: ConfigError) -> None:
+        """Note what a check of a key's value raised."""
+        if not self.draft.is_broken(key):
+            self.problems.append(f"{self.draft.where(key)}: {key}: {error}")
 
 
 def divisors(number: int) -> str:

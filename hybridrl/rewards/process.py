@@ -1,17 +1,25 @@
-"""One process that runs a user's reward function, as seen from the parent; the protocol is in ``worker.py``.
+"""One process that scores, as seen from the parent; the protocol is in ``worker.py``.
 
-A process works on one sample at a time, so that a function that hangs or crashes costs that sample and no other.
+A process works on one sample at a time, so that a part of the reward that hangs or crashes costs that sample and no other.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import os
+import pickle
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import IO
 
-from hybridrl.config.user_function import FunctionReference
+from hybridrl.config.schema import RewardConfig
+from hybridrl.rewards.request import ScoreRequest
 from hybridrl.rewards.result import FailureKind, Score, ScoringFailure
 
 
@@ -22,30 +30,37 @@ class ScoringProcess:
         deadline_s: Monotonic time at which the current start or sample is given up.
     """
 
-    def __init__(self, reference: FunctionReference, startup_timeout_s: float) -> None:
+    def __init__(self, config: RewardConfig, startup_timeout_s: float) -> None:
         self.index: int | None = None
         self.is_ready = False
         self.deadline_s = time.monotonic() + startup_timeout_s
+        self._folder = tempfile.mkdtemp(prefix="hybridrl-reward-")
+        Path(self._folder).chmod(0o755)
         command = [sys.executable, "-m", "hybridrl.rewards.worker"]
         # A session of its own: Ctrl-C reaches the parent, which ends the process.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            env={**os.environ, "TMPDIR": self._folder},
         )
-        self._send({"path": str(reference.path.absolute()), "name": reference.name})
+        self._send({"config": base64.b64encode(pickle.dumps(config)).decode()})
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when the process replies or ends."""
         return self._stream(self._process.stdout).fileno()
 
-    def submit(self, index: int, response: str, answer: str, timeout_s: float) -> None:
+    def submit(self, index: int, request: ScoreRequest, timeout_s: float) -> None:
         """Start scoring one sample."""
         assert self.is_ready and self.index is None, (self.is_ready, self.index)
         self.index = index
         self.deadline_s = time.monotonic() + timeout_s
-        self._send({"response": response, "answer": answer})
+        self._send(asdict(request))
 
     def receive(self) -> Score | None:
-        """Return the reply that has arrived: a score, or None once the file is loaded."""
+        """Return the reply that has arrived: a score, or None once the reward is ready."""
         line = self._stream(self._process.stdout).readline()
         if not line:
             code = self._process.wait()
@@ -64,6 +79,7 @@ class ScoringProcess:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             self._stream(stream).close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _send(self, content: dict[str, str]) -> None:
         try:

@@ -1,4 +1,6 @@
-"""Scores finished samples: built-in rewards here, a user's function in processes of its own, in bounded time.
+"""Scores finished samples: rewards of generated tasks here, all others in processes of their own, in bounded time.
+
+    reward = sum of weight * part over the parts that are on (``parts.py``, in ``worker.py``)
 
 A sample whose scoring fails is never given a reward: it is dropped and counted, or it fails the run.
 """
@@ -12,11 +14,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hybridrl.config.schema import RewardConfig, RewardFailure, TaskName
-from hybridrl.config.user_function import FunctionReference
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError
 from hybridrl.rewards.function import RewardFunction, find_function
 from hybridrl.rewards.process import ScoringProcess
+from hybridrl.rewards.request import score_request
 from hybridrl.rewards.result import FailureKind, RewardResult, Score, ScoringFailure, collect_scores
 from hybridrl.rewards.tasks import task_reward
 
@@ -37,18 +39,22 @@ class Scorer(Protocol):
         ...
 
 
-def make_scorer(config: RewardConfig, task: TaskName) -> Scorer:
+def make_scorer(config: RewardConfig, task: TaskName, stop_texts: Sequence[str] = ()) -> Scorer:
     """Return the scorer of a run.
+
+    Args:
+        stop_texts: The tokenizer's stop tokens as a response shows them.
 
     Raises:
         ConfigError: When the reward function is not there.
-        DataError: When its file cannot be loaded.
+        DataError: When a part of the reward cannot be set up.
     """
     built_in = task_reward(task)
     if built_in is not None:
         return BuiltInScorer(built_in)
-    assert config.function is not None, config
-    return FunctionScorer(find_function(config.function), config)
+    if config.function is not None:
+        find_function(config.function)
+    return ProcessScorer(config, stop_texts)
 
 
 class BuiltInScorer:
@@ -66,12 +72,12 @@ class BuiltInScorer:
         """Do nothing: there is no process."""
 
 
-class FunctionScorer:
-    """Scores with a user's function, in processes that are replaced when they hang or crash; see :class:`Scorer`."""
+class ProcessScorer:
+    """Scores in processes that are replaced when they hang or crash; see :class:`Scorer`."""
 
-    def __init__(self, reference: FunctionReference, config: RewardConfig) -> None:
-        self._reference = reference
+    def __init__(self, config: RewardConfig, stop_texts: Sequence[str]) -> None:
         self._config = config
+        self._stop_texts = tuple(stop_texts)
         self._processes = [self._start() for _ in range(config.num_processes)]
         try:
             self._await_ready()
@@ -88,15 +94,16 @@ class FunctionScorer:
             for process in self._processes:
                 if waiting and process.is_ready and process.index is None:
                     index = waiting.popleft()
-                    sample = samples[index]
-                    process.submit(index, sample.text, sample.prompt.answer, self._config.sample_timeout_s)
+                    request = score_request(samples[index], self._stop_texts)
+                    process.submit(index, request, self._config.sample_timeout_s)
             self._step(scores, deadline_s)
         message = f"not scored within reward.timeout_s = {self._config.timeout_s:g} s of the step"
         late = ScoringFailure(FailureKind.TIMEOUT, message)
         for position, process in enumerate(self._processes):
             if process.index is not None:
                 self._replace(position)
-        return collect_scores(samples, [scores.get(i, late) for i in range(len(samples))], self._config.on_error)
+        final = [scores.get(index, late) for index in range(len(samples))]
+        return collect_scores(samples, final, self._config.on_error)
 
     def close(self) -> None:
         """End the scoring processes."""
@@ -139,15 +146,24 @@ class FunctionScorer:
         while not all(process.is_ready for process in self._processes):
             if time.monotonic() >= deadline_s:
                 limit = f"reward.timeout_s = {self._config.timeout_s:g} s"
-                raise DataError(f"reward.function: {self._reference.path} did not load within {limit}; raise it")
+                raise DataError(f"{self._name} did not load within {limit}; raise it")
             self._step({}, deadline_s)
 
     def _start(self) -> ScoringProcess:
-        return ScoringProcess(self._reference, self._config.timeout_s)
+        return ScoringProcess(self._config, self._config.timeout_s)
 
     def _replace(self, position: int) -> None:
         self._processes[position].kill()
         self._processes[position] = self._start()
 
     def _load_error(self, failure: ScoringFailure) -> DataError:
-        return DataError(f"reward.function: {self._reference.path} could not be loaded: {failure.message}")
+        return DataError(f"{self._name} could not be loaded: {failure.message}")
+
+    @property
+    def _name(self) -> str:
+        """The parts of the reward, as messages name them."""
+        return (
+            "reward"
+            if self._config.function is None
+            else f"reward.function: {self._config.function.rpartition(':')[0]}"
+        )

@@ -1,26 +1,27 @@
-"""The process that runs a user's reward function: ``python -m hybridrl.rewards.worker``.
+"""The process that scores: ``python -m hybridrl.rewards.worker``.
 
-One JSON object per line. First in: ``{"path", "name"}``; first out: ``{}`` once the file is loaded. Then, in:
-``{"response", "answer"}``; out: ``{"reward"}``. Either output can be ``{"kind", "message"}`` instead, for a failure.
-What the function prints goes to standard error, so that it cannot be taken for an answer.
+One JSON object per line. First in: ``{"config"}``, the pickled :class:`RewardConfig` in base64; first out: ``{}`` once every
+part of the reward is built. Then, in: the fields of a :class:`ScoreRequest`; out: ``{"reward"}``. Either output can be
+``{"kind", "message"}`` instead, for a failure. What a user's function prints goes to standard error, so that it cannot be
+taken for an answer.
 """
 
 from __future__ import annotations
 
+import base64
 import json
-import math
-import numbers
 import os
+import pickle
 import queue
 import sys
 import threading
 import traceback
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TextIO
 
-from hybridrl.config.user_function import FunctionReference
-from hybridrl.rewards.function import RewardFunction, load_function
-from hybridrl.rewards.result import FailureKind
+from hybridrl.rewards.parts import WeightedPart, make_parts, total
+from hybridrl.rewards.request import ScoreRequest
+from hybridrl.rewards.result import FailureKind, ScoringFailure
 
 _MAX_MESSAGE_CHARACTERS = 2000
 
@@ -31,36 +32,30 @@ def main() -> None:
     os.dup2(2, 1)
     requests: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
-    where = json.loads(requests.get())
+    config = pickle.loads(base64.b64decode(json.loads(requests.get())["config"]))
     try:
-        function = load_function(FunctionReference(Path(where["path"]), where["name"]))
+        parts = make_parts(config)
     except Exception:  # noqa: BLE001  # the user's own code, at a process boundary: the parent reports it
         _reply(replies, _failure(FailureKind.EXCEPTION, traceback.format_exc()))
         return
     _reply(replies, {})
     while True:
-        request = json.loads(requests.get())
-        _reply(replies, _score(function, request["response"], request["answer"]))
+        _reply(replies, _score(parts, ScoreRequest(**json.loads(requests.get()))))
 
 
 def _read_requests(requests: queue.Queue[str]) -> None:
-    """Pass lines on; end the process with its parent, even while the function is running."""
+    """Pass lines on; end the process with its parent, even while a part of the reward is running."""
     for line in sys.stdin:
         requests.put(line)
     os._exit(0)
 
 
-def _score(function: RewardFunction, response: str, answer: str) -> dict[str, object]:
+def _score(parts: Sequence[WeightedPart], request: ScoreRequest) -> dict[str, object]:
     try:
-        value: object = function(response, answer)
+        score = total(parts, request)
     except Exception:  # noqa: BLE001  # the user's own code, at a process boundary: the parent reports it
         return _failure(FailureKind.EXCEPTION, traceback.format_exc())
-    if not isinstance(value, numbers.Real):
-        return _failure(FailureKind.WRONG_TYPE, f"returned {type(value).__name__}, expected a number")
-    reward = float(value)
-    if not math.isfinite(reward):
-        return _failure(FailureKind.NOT_FINITE, f"returned {reward}, expected a finite number")
-    return {"reward": reward}
+    return _failure(score.kind, score.message) if isinstance(score, ScoringFailure) else {"reward": score}
 
 
 def _failure(kind: FailureKind, message: str) -> dict[str, object]:

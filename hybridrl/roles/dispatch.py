@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridrl.data.batch import Element
 from hybridrl.data.partition import balanced_parts
 
 
@@ -86,9 +87,9 @@ def from_reporting_ranks(values: Sequence[Any], dp_ranks: Sequence[int]) -> list
     return [value for _, value in sorted(reported, key=lambda entry: entry[0])]
 
 
-def join_rows(parts: Sequence[NDArray[np.float32]], rows: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
+def join_rows(parts: Sequence[NDArray[Element]], rows: Sequence[NDArray[np.int64]]) -> NDArray[Element]:
     """Put the rows of the data-parallel ranks back in batch order."""
-    out = np.zeros((sum(map(len, rows)), *parts[0].shape[1:]), dtype=parts[0].dtype)
+    out: NDArray[Element] = np.zeros((sum(map(len, rows)), *parts[0].shape[1:]), dtype=parts[0].dtype)
     for part, index in zip(parts, rows, strict=True):
         out[index] = part
     return out

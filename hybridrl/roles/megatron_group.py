@@ -45,10 +45,12 @@ class TokenLogprobs:
     Attributes:
         logprobs: [num_samples, max_tokens] float32; entry t belongs to token t, entry 0 is 0.
         entropies: [num_samples, max_tokens] float32.
+        routing: [num_samples, max_tokens, num_moe_layers, top_k] int16 experts that the pass chose; None unless it recorded them.
     """
 
     logprobs: Floats
     entropies: Floats
+    routing: NDArray[np.int16] | None = None
 
 
 class MegatronGroup:
@@ -156,7 +158,8 @@ class MegatronGroup:
         def combine(values: list[Any]) -> TokenLogprobs:
             parts = from_reporting_ranks(values, self._group.dp_ranks)
             logprobs, entropies = ([getattr(part, name) for part in parts] for name in ("logprobs", "entropies"))
-            return TokenLogprobs(join_rows(logprobs, rows), join_rows(entropies, rows))
+            routing = None if parts[0].routing is None else join_rows([part.routing for part in parts], rows)
+            return TokenLogprobs(join_rows(logprobs, rows), join_rows(entropies, rows), routing)
 
         arguments = scatter_dp([(batch.select(part), self._temperature) for part in rows])
         return self._group.call(method, arguments, combine, phase=method, timeout_s=self._timeouts.train_timeout_s)

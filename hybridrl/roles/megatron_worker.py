@@ -39,6 +39,7 @@ class MegatronLaunch:
         is_pretrained: Whether to load its weights; otherwise they are drawn from the seed.
         has_reference: Whether to keep a frozen copy of the starting weights.
         num_optimizer_steps: Steps of the whole run.
+        replays_routing: Whether updates take recorded experts.
         timeout_s: Bound on every collective.
     """
 
@@ -51,6 +52,7 @@ class MegatronLaunch:
     has_reference: bool
     num_optimizer_steps: int
     timeout_s: float
+    replays_routing: bool = False
 
 
 @dataclass(slots=True)
@@ -151,6 +153,7 @@ class MegatronWorker:
             groups,
             launch.num_optimizer_steps,
             recompute=launch.actor.recompute,
+            replays_routing=is_trained and launch.replays_routing,
         )
         if launch.is_pretrained:
             engine.load_checkpoint(launch.folder)

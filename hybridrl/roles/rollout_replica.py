@@ -33,6 +33,7 @@ class RolloutLaunch:
     Attributes:
         folder: HF checkpoint to start from, with its tokenizer.
         task: Which agent loop plays.
+        records_routing: Whether samples carry the experts of their tokens.
     """
 
     folder: Path
@@ -40,6 +41,7 @@ class RolloutLaunch:
     platform: Platform
     task: TaskName
     seed: int
+    records_routing: bool = False
 
 
 class RolloutReplica:
@@ -62,13 +64,18 @@ class RolloutReplica:
 
         launch = self._launch
         self._loop = make_agent_loop(launch.task, load_tokenizer(launch.folder))
+        spec = read_model_spec(launch.folder)
         self._engine = await RolloutEngine.start(
-            launch.folder, launch.rollout, launch.platform, launch.seed + self._replica
+            launch.folder,
+            launch.rollout,
+            launch.platform,
+            launch.seed + self._replica,
+            moe_layers=spec.moe_layers if launch.records_routing else (),
         )
         if is_joining:
             await self._engine.hold()
         return await self._engine.shard_maps(
-            read_model_spec(launch.folder).tensors(),
+            spec.tensors(),
             first_rank=self._replica * launch.rollout.tp_size,
             node=this_node(),
         )

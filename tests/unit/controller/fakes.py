@@ -139,6 +139,7 @@ class World:
 class FakeLogprobs:
     logprobs: np.ndarray
     entropies: np.ndarray
+    routing: np.ndarray | None = None
 
     @classmethod
     def constant(cls, batch: SequenceBatch, value: float) -> FakeLogprobs:
@@ -148,6 +149,8 @@ class FakeLogprobs:
 
 @dataclass(frozen=True)
 class FakeUpdate:
+    num_replayed: int = 0
+    num_replay_changed: int = 0
     loss: float = 0.25
     grad_norm: float = 1.5
     entropy: float = 0.5
@@ -189,7 +192,9 @@ class FakeRecorder:
     def start_steps(self) -> None:
         pass
 
-    def record_evaluation(self, version: int, metrics: Mapping[str, Metric]) -> None:
+    def record_evaluation(
+        self, version: int, metrics: Mapping[str, Metric], rollouts: Sequence[RolloutRecord] = ()
+    ) -> None:
         self.diary.append(f"eval {version}")
         self.evaluations.append((version, dict(metrics)))
 

@@ -37,7 +37,7 @@ def test_evaluation_prompts_differ_from_each_other_but_not_between_seeds(task: T
 def test_a_task_resumes_where_it_stopped() -> None:
     config = DataConfig(task=TaskName.CALC, num_eval_prompts=1)
     whole = open_dataset(config, demo_tokenizer(), seed=1).train.take(20)
-    assert open_dataset(config, demo_tokenizer(), 1, StreamState(12)).train.take(8) == whole[12:]
+    assert open_dataset(config, demo_tokenizer(), 1, StreamState(12, 0, 1)).train.take(8) == whole[12:]
 
 
 def test_a_task_prompt_over_the_limit_is_an_error() -> None:

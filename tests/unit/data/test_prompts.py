@@ -9,17 +9,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hybridrl.data.prompts import Columns, read_prompts
+from hybridrl.config.schema import DataConfig
+from hybridrl.data.files import read_sources
 from hybridrl.data.sample import Prompt
 from hybridrl.errors import DataError
 from tests.unit.data.tokenizers import demo_tokenizer
 
-COLUMNS = Columns("prompt", "answer")
 GOOD = {"prompt": "1+2=?", "answer": "3"}
 
 
-def read(path: Path, columns: Columns = COLUMNS, limit: int = 16) -> tuple[Prompt, ...]:
-    return read_prompts(path, columns, demo_tokenizer(), limit)
+def read(path: Path, **settings: object) -> tuple[Prompt, ...]:
+    config = DataConfig(**{"max_prompt_tokens": 16, **settings})  # type: ignore[arg-type]
+    (source,) = read_sources(config, str(path), demo_tokenizer())
+    return source.file.prompts
 
 
 def write_lines(folder: Path, *lines: str | bytes) -> Path:
@@ -28,9 +30,9 @@ def write_lines(folder: Path, *lines: str | bytes) -> Path:
     return path
 
 
-def fault(path: Path, columns: Columns = COLUMNS) -> str:
+def fault(path: Path, **settings: object) -> str:
     with pytest.raises(DataError) as caught:
-        read(path, columns)
+        read(path, **settings)
     return str(caught.value)
 
 
@@ -53,7 +55,7 @@ def test_parquet_and_jsonl_give_the_same_prompts(tmp_path: Path) -> None:
 
 def test_ids_can_come_from_a_column(tmp_path: Path) -> None:
     path = write_lines(tmp_path, json.dumps({**GOOD, "id": "a"}), json.dumps({**GOOD, "id": 7}))
-    assert [prompt.prompt_id for prompt in read(path, Columns("prompt", "answer", "id"))] == ["a", "7"]
+    assert [prompt.prompt_id for prompt in read(path, id_key="id")] == ["a", "7"]
 
 
 def test_an_empty_answer_is_an_answer(tmp_path: Path) -> None:
@@ -72,7 +74,7 @@ def test_an_empty_answer_is_an_answer(tmp_path: Path) -> None:
         ("[" * 100_000, "not valid JSON ("),
         ('{"prompt": "", "answer": "3"}', "'prompt' is empty, expected a prompt; fill it in or remove the row"),
         ('{"prompt": " \\n", "answer": "3"}', "'prompt' is empty, expected a prompt"),
-        ('{"prompt": 12, "answer": "3"}', "'prompt' is 12, expected text"),
+        ('{"prompt": 12, "answer": "3"}', "'prompt' is 12, expected text or a list of chat messages"),
         ('{"prompt": null, "answer": "3"}', "'prompt' is null, expected the prompt text"),
         ('{"question": "1", "answer": "3"}', "no key 'prompt' (keys: 'question', 'answer'), expected the prompt text"),
         ('{"prompt": "\\ud800", "answer": "3"}', "'prompt' holds half of a surrogate pair, expected Unicode text"),
@@ -103,7 +105,7 @@ def test_a_faulty_line_is_named_by_file_and_row(tmp_path: Path, line: str | byte
 def test_a_faulty_id_is_named(tmp_path: Path, value: str, message: str) -> None:
     row = '{"prompt": "1", "answer": "1", "id": '
     path = write_lines(tmp_path, f'{row}"a"}}', f"{row}{value}}}")
-    assert fault(path, Columns("prompt", "answer", "id")) == f"{path}:2: {message}"
+    assert fault(path, id_key="id") == f"{path}:2: {message}"
 
 
 def test_all_faults_are_listed_up_to_twenty(tmp_path: Path) -> None:
@@ -119,10 +121,12 @@ def test_a_file_without_rows_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_or_of_another_kind_is_an_error(tmp_path: Path) -> None:
-    assert fault(tmp_path / "x.jsonl").startswith(f"{tmp_path}/x.jsonl: no such file; expected a .jsonl or .parquet")
+    assert fault(tmp_path / "x.jsonl").startswith(
+        f"{tmp_path}/x.jsonl: no such file; expected a .jsonl or .parquet file, a"
+    )
     (tmp_path / "x.csv").touch()
     assert fault(tmp_path / "x.csv") == (
-        f"{tmp_path}/x.csv: suffix '.csv', expected .jsonl or .parquet; convert or rename the file"
+        f"{tmp_path}/x.csv: suffix '.csv', expected .jsonl, .parquet or .yaml; convert or rename the file"
     )
 
 

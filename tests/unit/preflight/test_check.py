@@ -353,25 +353,28 @@ def test_a_damaged_checkpoint_is_explained(tmp_path: Path, damage: Callable[[Pat
     [
         (
             ("data.train_path=null",),
-            "data.train_path: got nothing, expected a .jsonl or .parquet file with prompts, since",
+            "data.train_path: got nothing, expected a .jsonl or .parquet file with prompts, a dataset folder, or a .yaml mixture, since",
         ),
         (
             ("data.train_path=no.jsonl",),
-            "expected a .jsonl or .parquet file with prompts; there is no such file: correct",
+            "expected a .jsonl or .parquet file with prompts, a dataset folder, or a .yaml mixture; there is no such file: correct",
         ),
         (
             ("data.train_path=rewards.py",),
-            "expected a .jsonl or .parquet file with prompts; convert the file or correct",
+            "expected a .jsonl or .parquet file with prompts, a dataset folder, or a .yaml mixture; convert the file or correct",
         ),
         (
             ("data.eval_path=no.jsonl",),
-            "expected a .jsonl or .parquet file with prompts; there is no such file: correct",
+            "expected a .jsonl or .parquet file with prompts, a dataset folder, or a .yaml mixture; there is no such file: correct",
         ),
         (
             ("data.eval_path=null",),
             "since trainer.eval_every_steps is 10; set it, or set trainer.eval_every_steps to 0",
         ),
-        (("reward.function=null",), "reward.function: got nothing, expected file.py:function, since data.task is file"),
+        (
+            ("reward.function=null",),
+            "reward.function: got nothing, expected file.py:function or the weight of another part",
+        ),
         (("reward.function=no.py:score",), "no.py is no file; correct the path"),
         (("reward.function=rewards.py:points",), "defines no function 'points' (functions: score); correct the name"),
     ],
@@ -449,6 +452,70 @@ def test_all_kinds_of_problems_are_listed_at_once(tmp_path: Path) -> None:
 def test_a_broken_key_causes_no_second_problem(tmp_path: Path) -> None:
     (problem,) = problems(write_experiment(tmp_path), "actor.parallel.tp_size=x")
     assert "actor.parallel.tp_size: got x, expected a whole number >= 1" in problem
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("reward.model_path=weights",),
+            "reward.model_path: got WEIGHTS, expected null: reward models are not supported",
+        ),
+        (
+            ("reward.format.pattern=a",),
+            "reward.format.pattern: got a value, expected none: it is not read when reward.format",
+        ),
+        (
+            ("reward.format.weight=1",),
+            "reward.format.pattern: got nothing, expected a pattern, since reward.format.weight",
+        ),
+        (
+            ("reward.format.weight=1", "reward.format.pattern=("),
+            "reward.format.pattern: got '(', expected a Python regular",
+        ),
+        (
+            ("reward.code.memory_mib=128",),
+            "reward.code.memory_mib: got a value, expected none: it is not read when reward.co",
+        ),
+        (
+            ("reward.code.weight=1", "reward.code.timeout_s=10"),
+            "reward.code.timeout_s: got 10, expected less than reward.sam",
+        ),
+        (
+            ("reward.http.weight=1", "reward.http.url=host:80"),
+            "reward.http.url: got host:80, expected an address such as ht",
+        ),
+        (("data.curriculum=rewards.py:no",), "defines no function 'no' (functions: score); correct the name"),
+    ],
+)
+def test_a_reward_or_curriculum_that_cannot_work_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], message: str
+) -> None:
+    path = write_experiment(tmp_path, FILE_TASK)
+    monkeypatch.chdir(tmp_path)
+    (problem,) = problems(path, *overrides)
+    assert message.replace("WEIGHTS", str(tmp_path / "weights")) in problem
+
+
+def test_all_faults_of_rewards_and_data_are_listed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_experiment(tmp_path, FILE_TASK)
+    monkeypatch.chdir(tmp_path)
+    overrides = (
+        "reward.model_path=weights",
+        "reward.format.weight=1",
+        "data.train_path=no.jsonl",
+        "reward.code.file_mib=1",
+    )
+    assert len(problems(path, *overrides)) == 4
+
+
+def test_a_reward_without_a_function_passes_when_another_part_is_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_experiment(tmp_path, FILE_TASK)
+    monkeypatch.chdir(tmp_path)
+    assert checked(path, "reward.function=null", "reward.exact_weight=1").config.reward.exact_weight == 1.0
+    assert checked(path, "data.train_path=weights").config.data.train_path == str(tmp_path / "weights")
 
 
 @pytest.mark.parametrize("wanted", ["nccl", "cuda_ipc"])

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hybridrl.config.user_function import load_function
 from hybridrl.errors import ConfigError
-from hybridrl.rewards.function import find_function, load_function
+from hybridrl.rewards.function import find_function
 
 
 def write(folder: Path, text: str) -> Path:

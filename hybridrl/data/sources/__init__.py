@@ -1,0 +1,1 @@
+"""Where rows of prompts come from: one file for each kind of source."""
