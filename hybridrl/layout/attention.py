@@ -70,6 +70,7 @@ class MlaAttention:
         kv_lora_rank: Width of the compressed keys and values.
         qk_nope_head_dim: Content part of a query or key head.
         qk_rope_head_dim: Rotary part, shared by all heads on the key side.
+        norm_epsilon: Of the norms of the compressed query and of the compressed keys and values.
     """
 
     prefix: str
@@ -80,6 +81,7 @@ class MlaAttention:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    norm_epsilon: float
 
     @property
     def query_rows_per_head(self) -> int:

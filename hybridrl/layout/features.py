@@ -10,7 +10,8 @@ import enum
 from collections.abc import Iterator
 
 from hybridrl.layout.mlp import ExpertActivation, ExpertStorage, RouterScoring
-from hybridrl.layout.model import DecoderLayer, GqaAttention, MlaAttention, ModelSpec, MoeMlp
+from hybridrl.layout.model import DecoderLayer, GatedMlp, GqaAttention, MlaAttention, ModelSpec, MoeMlp
+from hybridrl.layout.rope import Rope, YarnScaling
 
 
 class Feature(enum.Enum):
@@ -39,7 +40,7 @@ class Feature(enum.Enum):
 
 
 # What the Megatron engine computes. It lies here, and not with the engine, so that preflight can refuse the rest without torch.
-TRAINABLE_FEATURES = frozenset({Feature.QKV_BIAS, Feature.QK_NORM, Feature.EXPERTS})
+TRAINABLE_FEATURES = frozenset(Feature) - {Feature.OUTPUT_GATE, Feature.MTP}
 
 
 def features_of(spec: ModelSpec) -> frozenset[Feature]:
@@ -52,10 +53,57 @@ def describe(features: frozenset[Feature]) -> str:
     return ", ".join(sorted(feature.value for feature in features))
 
 
+def training_obstacles(spec: ModelSpec) -> tuple[str, ...]:
+    """Return why the Megatron engine cannot compute a model, in words; empty when it can."""
+    missing = features_of(spec) - TRAINABLE_FEATURES
+    obstacles = [describe(missing)] if missing else []
+    obstacles += sorted({words for layer in spec.layers for words in _layer_obstacles(layer, spec.rope)})
+    has_bias = {_has_linear_bias(layer) for layer in spec.layers}
+    if len(has_bias) > 1 or (True in has_bias and any(isinstance(x.mlp, GatedMlp) for x in spec.layers)):
+        obstacles.append("biases in some linear layers only: o_proj has one and a dense MLP has none")
+    return tuple(obstacles)
+
+
+def _layer_obstacles(layer: DecoderLayer, rope: Rope) -> Iterator[str]:
+    if isinstance(rope.scaling, YarnScaling):
+        if rope.fraction != 1.0:
+            yield "YaRN on a part of each head"
+        if isinstance(layer.attention, MlaAttention) and not rope.scaling.is_truncated:
+            yield "YaRN without rounded borders in latent attention"
+    if isinstance(layer.attention, MlaAttention) and rope.fraction != 1.0:
+        yield "a partial rotary embedding in latent attention"
+    if isinstance(layer.mlp, MoeMlp):
+        yield from _router_obstacles(layer.mlp)
+
+
+def _router_obstacles(moe: MoeMlp) -> Iterator[str]:
+    """Say what Megatron-core's router computes otherwise.
+
+    It always rescales chosen sigmoid scores to sum to one unless one is chosen, takes one chosen softmax score as it is, and
+    ranks a group by its best ``top-k // groups per token`` scores.
+    """
+    if moe.scoring is RouterScoring.SIGMOID and moe.is_topk_normalized != (moe.num_experts_per_token > 1):
+        yield "sigmoid scores that are not rescaled, or rescaled with one expert per token"
+    if moe.scoring is RouterScoring.SOFTMAX and moe.is_topk_normalized and moe.num_experts_per_token == 1:
+        yield "rescaled scores with one expert per token"
+    ranked_by = moe.num_experts_per_token // moe.num_groups_per_token
+    if moe.num_groups > 1 and ranked_by != moe.num_scores_per_group:
+        yield f"expert groups ranked by {moe.num_scores_per_group} scores, where Megatron-core ranks by {ranked_by}"
+    if (moe.storage is ExpertStorage.STACKED) != (moe.activation is ExpertActivation.CLAMPED_SWIGLU):
+        yield "expert biases without a clamped SwiGLU, or the reverse"
+
+
+def _has_linear_bias(layer: DecoderLayer) -> bool:
+    """Whether Megatron-core's layer needs biases in all its linear layers."""
+    has_output_bias = isinstance(layer.attention, GqaAttention) and layer.attention.has_output_bias
+    has_expert_bias = isinstance(layer.mlp, MoeMlp) and layer.mlp.storage is ExpertStorage.STACKED
+    return has_output_bias or has_expert_bias
+
+
 def _features(spec: ModelSpec) -> Iterator[Feature]:
-    if spec.rope_scaling is not None:
+    if spec.rope.scaling is not None:
         yield Feature.ROPE_SCALING
-    if spec.rotary_fraction != 1.0:
+    if spec.rope.fraction != 1.0:
         yield Feature.PARTIAL_ROTARY
     if spec.mtp_layers:
         yield Feature.MTP

@@ -89,7 +89,9 @@ class MoeMlp:
         shared_gate: Name of the weight [1, hidden] whose sigmoid scales the shared experts' output.
         router_bias: Name of a bias added to the logits.
         correction_bias: Name of the float32 bias that is added to the scores for the choice alone.
+        activation_limit: Of a clamped activation, where it clamps.
         num_groups: Experts are chosen within the best `num_groups_per_token` of so many groups.
+        num_scores_per_group: A group is as good as the sum of so many of its best scores.
         routed_scaling: Factor on the output of the routed experts.
         is_router_float32: Whether vLLM keeps the router weight in float32 whatever the model's type.
     """
@@ -104,6 +106,7 @@ class MoeMlp:
     projections: Projections = field(default_factory=Projections)
     storage: ExpertStorage = ExpertStorage.PER_EXPERT
     activation: ExpertActivation = ExpertActivation.SWIGLU
+    activation_limit: float | None = None
     shared: GatedMlp | None = None
     shared_gate: str | None = None
     router_bias: str | None = None
@@ -111,6 +114,7 @@ class MoeMlp:
     scoring: RouterScoring = RouterScoring.SOFTMAX
     num_groups: int = 1
     num_groups_per_token: int = 1
+    num_scores_per_group: int = 1
     routed_scaling: float = 1.0
     is_router_float32: bool = False
 

@@ -12,9 +12,10 @@ from functools import lru_cache
 
 from hybridrl.layout.attention import GqaAttention, MlaAttention
 from hybridrl.layout.mlp import GatedMlp, MoeMlp
+from hybridrl.layout.rope import Rope
 from hybridrl.layout.shard import CanonicalTensor
 
-__all__ = ["DecoderLayer", "GatedMlp", "GqaAttention", "MlaAttention", "ModelSpec", "MoeMlp", "MtpLayer", "RopeScaling"]
+__all__ = ["DecoderLayer", "GatedMlp", "GqaAttention", "MlaAttention", "ModelSpec", "MoeMlp", "MtpLayer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +76,12 @@ class MtpLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """A rotary embedding other than the plain one: its kind, e.g. "yarn", and its parameters by name."""
-
-    kind: str
-    parameters: tuple[tuple[str, float | bool], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder-only language model.
 
     Attributes:
         family: Name of the family that declared it.
         vocab_size: Without padding.
-        rope_theta: Base of the rotary embedding.
-        rope_scaling: None for the plain rotary embedding.
-        rotary_fraction: Part of each head that rotates.
         mtp_layers: Empty unless they were asked for.
     """
 
@@ -99,15 +89,13 @@ class ModelSpec:
     hidden_size: int
     vocab_size: int
     max_positions: int
-    rope_theta: float
+    rope: Rope
     norm_epsilon: float
     is_tied: bool
     embedding: str
     final_norm: str
     output: str
     layers: tuple[DecoderLayer, ...]
-    rope_scaling: RopeScaling | None = None
-    rotary_fraction: float = 1.0
     mtp_layers: tuple[MtpLayer, ...] = ()
 
     @property

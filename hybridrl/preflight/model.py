@@ -9,7 +9,7 @@ from hybridrl.config.schema import ExperimentConfig, ModelInit, OldPolicy, Paral
 from hybridrl.errors import LayoutError
 from hybridrl.layout.checkpoint import checkpoint_shard_map, read_checkpoint_index
 from hybridrl.layout.families import read_model_spec
-from hybridrl.layout.features import TRAINABLE_FEATURES, describe, features_of
+from hybridrl.layout.features import training_obstacles
 from hybridrl.layout.model import GatedMlp, GqaAttention, MlaAttention, ModelSpec, MoeMlp
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.pipeline import check_pipeline
@@ -31,8 +31,8 @@ def check_model(report: Report, config: ExperimentConfig, command: Command) -> M
     spec = _read_spec(report, folder)
     tokenizer = check_tokenizer(report, config, command, folder)
     if spec is not None:
-        if missing := features_of(spec) - TRAINABLE_FEATURES:
-            got = f"a {spec.family} model with {describe(missing)}"
+        for obstacle in training_obstacles(spec):
+            got = f"a {spec.family} model with {obstacle}"
             report.add("model.path", got, "features that the Megatron engine trains", "use another model")
         _check_weights(report, config, command, spec, folder)
         if tokenizer is not None and tokenizer.vocab_size > spec.vocab_size:

@@ -20,7 +20,7 @@ from hybridrl.engines.megatron.engine import MegatronEngine
 from hybridrl.engines.megatron.process_groups import ProcessGroups, start_process_group, stop_process_group
 from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
 from hybridrl.errors import EngineError, HybridRLError, ReshardError
-from hybridrl.layout.families import model_spec
+from hybridrl.layout.families import model_spec, read_model_spec
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.layout.shard import Place, ShardMap
@@ -43,7 +43,8 @@ MOE = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
-DENSE = {**MOE, "model_type": "qwen3"}
+_OF_EXPERTS = {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"}
+DENSE = {key: value for key, value in MOE.items() if key not in _OF_EXPERTS} | {"model_type": "qwen3"}
 
 # With a huge epsilon AdamW's first step is lr / epsilon times the gradient: the parameters after it show the gradient itself.
 SHOW_GRADIENT = OptimizerConfig(lr=1e6, epsilon=1e6, clip_grad_norm=0.0)
@@ -134,10 +135,12 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def ragged_batch(num_rows: int, vocab_size: int, seed: int = 0, width: int = 16) -> PolicyBatch:
-    """Rows of 3 to 13 tokens in arrays that are wider than any of them."""
+def ragged_batch(
+    num_rows: int, vocab_size: int, seed: int = 0, width: int = 16, max_tokens: int = 13
+) -> PolicyBatch:
+    """Rows of 3 to `max_tokens` tokens in arrays that may be wider than any of them."""
     rng = np.random.default_rng(seed)
-    lengths = rng.integers(3, 14, num_rows).astype(np.int32)
+    lengths = rng.integers(3, max_tokens + 1, num_rows).astype(np.int32)
     positions = np.arange(width)
     real = positions < lengths[:, None]
     mask = real & (positions >= 2) & (rng.random((num_rows, width)) < 0.8)
@@ -196,6 +199,36 @@ def load_and_save(rank: int, init_method: str, setup: Setup, source: Path, targe
     with engine(rank, init_method, setup, source) as built:
         built.load_checkpoint(source)
         built.save_checkpoint(target)
+
+
+def load_score_and_save(
+    rank: int,
+    init_method: str,
+    parallel: ParallelConfig,
+    source: Path,
+    target: Path,
+    batch: SequenceBatch,
+    temperature: float,
+) -> LogprobResult | None:
+    """Load a checkpoint, score with it, write it to another folder."""
+    cpu.install()
+    groups = start_process_group(rank, parallel, Platform.CPU, init_method, timeout_s=60)
+    built = MegatronEngine(
+        spec=read_model_spec(source),
+        hf_folder=source,
+        parallel=parallel,
+        precision=Precision.FLOAT32,
+        platform=Platform.CPU,
+        optimizer=None,
+        micro_batch=MicroBatchConfig(tokens=96),
+        seed=1,
+        groups=groups,
+    )
+    built.load_checkpoint(source)
+    result = built.logprobs(batch, temperature)
+    built.save_checkpoint(target)
+    stop_process_group()
+    return result
 
 
 def save_again(rank: int, init_method: str, setup: Setup, source: Path, target: Path) -> str:

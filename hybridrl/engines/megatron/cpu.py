@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from megatron.core.tensor_parallel import random as megatron_random
+from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.moe import moe_utils
 
 _FACTORIES = (
@@ -45,6 +46,8 @@ def install() -> None:
         # Absent without Transformer Engine in 0.16.1, yet read by the router.
         if not hasattr(moe_utils, "te_general_gemm"):
             _set(moe_utils, "te_general_gemm", None)
+        # True in 0.16.1 without Transformer Engine too, whose classes are then asked about with isinstance.
+        _set(multi_latent_attention, "HAVE_TE", False)
         # Queues its callback until CUDA starts, which never happens here.
         _set(megatron_random, "_lazy_call", lambda callback: callback())
     stand_in = _CpuTorch()

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import is_layer_window_attention
 
 from hybridrl.engines.megatron.packing import Bucket, PackedSequences
 
@@ -58,16 +59,19 @@ class _Normalize(torch.autograd.Function):
 
 
 class CausalAttention(torch.nn.Module):
-    """Causal softmax attention over packed sequences, with grouped key and value heads.
+    """Causal softmax attention over packed sequences, with grouped key and value heads, perhaps with a window and sinks.
 
     With context parallelism every rank gathers the keys and values of all ranks and computes its own queries. Value heads may
     be narrower than key heads, as in multi-head latent attention; they are padded, since torch's fused kernel wants one
     width.
     """
 
+    softmax_offset: torch.nn.Parameter | None
+
     def __init__(
         self,
         config: TransformerConfig,
+        layer_number: int = 1,
         softmax_scale: float | None = None,
         pg_collection: ProcessGroupCollection | None = None,
         **_: Any,
@@ -75,6 +79,14 @@ class CausalAttention(torch.nn.Module):
         super().__init__()
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
         self.cp_group = pg_collection.cp if pg_collection and config.context_parallel_size > 1 else None
+        slides = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        self.window = config.window_size[0] + 1 if slides else None
+        self.softmax_offset = None
+        if config.softmax_type == "learnable":
+            assert pg_collection is not None, "attention sinks are cut over the ranks of a tensor-parallel group"
+            heads = config.num_attention_heads // pg_collection.tp.size()
+            device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
+            self.softmax_offset = torch.nn.Parameter(torch.zeros(heads, dtype=config.params_dtype, device=device))
 
     def forward(
         self,
@@ -112,16 +124,41 @@ class CausalAttention(torch.nn.Module):
             x.index_select(0, index).unflatten(0, (bucket.num_sequences, -1)).transpose(1, 2)
             for x, index in ((query, bucket.queries), (key, bucket.keys), (value, bucket.keys))
         )
+        mask = self._mask(bucket, q)
+        if self.softmax_offset is not None:
+            # A sink is one more key whose logit is the offset and whose value is zero.
+            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
         out = F.scaled_dot_product_attention(
             q,
             k,
             v,
-            bucket.mask,
-            is_causal=bucket.mask is None,
+            mask,
+            is_causal=mask is None,
             scale=self.scale,
             enable_gqa=q.size(1) != k.size(1),
         )
         return out.transpose(1, 2).flatten(0, 1)
+
+    def _mask(self, bucket: Bucket, query: torch.Tensor) -> torch.Tensor | None:
+        """Return the keys that are seen or, with sinks, what is added to the logits; None for the plain causal mask."""
+        if self.window is None and self.softmax_offset is None:
+            return bucket.mask
+        rows, heads, num_queries, _ = query.shape
+        sees = bucket.mask
+        if sees is None:
+            sees = (
+                torch.ones(num_queries, num_queries, dtype=torch.bool, device=query.device)
+                .tril()
+                .view(1, 1, num_queries, num_queries)
+            )
+        if self.window is not None:
+            # A query at position p sees p + 1 keys before the window is applied.
+            sees = sees & (torch.arange(sees.size(-1), device=query.device) >= sees.sum(-1, keepdim=True) - self.window)
+        if self.softmax_offset is None:
+            return sees
+        mask = torch.zeros_like(sees, dtype=query.dtype).masked_fill(~sees, -torch.inf)
+        sinks = self.softmax_offset.to(query.dtype).view(1, -1, 1, 1).expand(rows, -1, num_queries, 1)
+        return torch.cat([mask.expand(rows, heads, -1, -1), sinks], -1)
 
 
 class _GatherTokens(torch.autograd.Function):

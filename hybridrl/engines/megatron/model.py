@@ -13,7 +13,9 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hybridrl.engines.megatron.cpu import cuda_tensor_methods
+from hybridrl.engines.megatron.model_fields import latent_norm_epsilon
 from hybridrl.engines.megatron.process_groups import ProcessGroups
+from hybridrl.engines.megatron.rotary import YarnTransformerConfig, set_rotary_embeddings
 from hybridrl.engines.megatron.transformer_config import block_spec
 from hybridrl.errors import LayoutError
 from hybridrl.layout.box import DType
@@ -21,6 +23,8 @@ from hybridrl.layout.megatron import MegatronLayout
 from hybridrl.layout.megatron.pipeline import ModelChunk
 from hybridrl.layout.shard import ShardMap
 
+# Modules of their own, or fused into the projection that follows (Transformer Engine).
+_LATENT_NORMS = (".q_layernorm", ".kv_layernorm", ".linear_q_up_proj", ".linear_kv_up_proj")
 _DTYPES = {torch.float32: DType.FLOAT32, torch.bfloat16: DType.BFLOAT16, torch.float16: DType.FLOAT16}
 
 
@@ -50,11 +54,14 @@ def _build_chunk(
             post_process=chunk.has_output,
             parallel_output=True,
             share_embeddings_and_output_weights=spec.is_tied,
-            position_embedding_type="rope",
-            rotary_base=spec.rope_theta,
+            position_embedding_type="yarn" if isinstance(config, YarnTransformerConfig) else "rope",
+            rotary_base=spec.rope.theta,
+            rotary_percent=spec.rope.fraction,
             pg_collection=groups.collection,
             vp_stage=vp_stage,
         )
+    set_rotary_embeddings(model, spec)
+    _set_latent_norm_epsilon(model, latent_norm_epsilon(spec))
     _mark_experts(model)
     return model.to(groups.device)
 
@@ -69,6 +76,15 @@ def _mark_experts(model: GPTModel) -> None:
         if isinstance(module, MoELayer):
             for parameter in module.experts.parameters():
                 parameter.allreduce = False
+
+
+def _set_latent_norm_epsilon(chunk: GPTModel, epsilon: float | None) -> None:
+    """Set what the configuration has no field for: the epsilon of the norms inside latent attention."""
+    if epsilon is None:
+        return
+    for name, module in chunk.named_modules():
+        if name.endswith(_LATENT_NORMS) and hasattr(module, "eps"):
+            module.eps = epsilon
 
 
 def named_tensors(chunks: list[GPTModel]) -> dict[str, torch.Tensor]:

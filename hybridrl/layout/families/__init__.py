@@ -10,6 +10,7 @@ from pathlib import Path
 from hybridrl.errors import LayoutError
 from hybridrl.layout.families import deepseek, glm4, gpt_oss, llama, mixtral, qwen2, qwen3
 from hybridrl.layout.families.fields import HfFields
+from hybridrl.layout.families.harmless import HARMLESS
 from hybridrl.layout.model import ModelSpec
 
 _FAMILIES: dict[str, Callable[[HfFields], ModelSpec]] = {
@@ -45,7 +46,7 @@ def model_spec(hf_config: Mapping[str, object], where: str = "config.json", *, h
             transformers does not save them.
 
     Raises:
-        LayoutError: For an unsupported family, or a field that is missing or of a wrong type.
+        LayoutError: For an unsupported family, or a field that is missing, of a wrong type, or not known to the family.
     """
     fields = HfFields(hf_config, where)
     family = fields.string("model_type")
@@ -54,7 +55,9 @@ def model_spec(hf_config: Mapping[str, object], where: str = "config.json", *, h
             f"{where}: model_type {family!r} is not supported; supported are {', '.join(supported_families())}. "
             "Use a checkpoint of one of these families."
         )
-    return (_WITH_MTP if has_mtp and family in _WITH_MTP else _FAMILIES)[family](fields)
+    spec = (_WITH_MTP if has_mtp and family in _WITH_MTP else _FAMILIES)[family](fields)
+    fields.refuse_unread(HARMLESS)
+    return spec
 
 
 def read_model_spec(folder: Path) -> ModelSpec:

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from hybridrl.layout.attention import GqaAttention, MlaAttention
 from hybridrl.layout.families.fields import HfFields
+from hybridrl.layout.families.rope import read_rope
 from hybridrl.layout.mlp import GatedMlp, MoeMlp
-from hybridrl.layout.model import DecoderLayer, ModelSpec, MtpLayer, RopeScaling
+from hybridrl.layout.model import DecoderLayer, ModelSpec, MtpLayer
+from hybridrl.layout.rope import RopeScaling
 
 AttentionOf = Callable[[str, int], GqaAttention | MlaAttention]
 MlpOf = Callable[[str, int], GatedMlp | MoeMlp]
@@ -18,8 +20,8 @@ def decoder_spec(
     *,
     attention: AttentionOf,
     mlp: MlpOf,
-    has_rope_scaling: bool = False,
     rotary_fraction: float = 1.0,
+    rope_scaling: RopeScaling | None = None,
     num_mtp_layers: int = 0,
 ) -> ModelSpec:
     """Declare a model from the parts of its layers.
@@ -27,27 +29,25 @@ def decoder_spec(
     Args:
         attention: (prefix of the attention, layer index) -> attention.
         mlp: (prefix of the layer, layer index) -> feed-forward part.
-        has_rope_scaling: Whether a rotary embedding other than the plain one is allowed.
+        rotary_fraction: Part of each head that rotates when the file does not say.
+        rope_scaling: Scaling of the rotary embedding when the file does not say.
         num_mtp_layers: Layers after the last that predict further tokens.
     """
     fields.require("hidden_act", fields.string("hidden_act", "silu"), "silu")
     num_layers = fields.integer("num_hidden_layers")
     layers = [_layer(index, attention, mlp) for index in range(num_layers + num_mtp_layers)]
-    theta, scaling = _rope(fields, has_rope_scaling)
     return ModelSpec(
         family=fields.string("model_type"),
         hidden_size=fields.integer("hidden_size"),
         vocab_size=fields.integer("vocab_size"),
         max_positions=fields.integer("max_position_embeddings"),
-        rope_theta=theta,
+        rope=read_rope(fields, rotary_fraction, rope_scaling),
         norm_epsilon=fields.number("rms_norm_eps"),
         is_tied=fields.boolean("tie_word_embeddings", False),
         embedding="model.embed_tokens.weight",
         final_norm="model.norm.weight",
         output="lm_head.weight",
         layers=tuple(layers[:num_layers]),
-        rope_scaling=scaling,
-        rotary_fraction=rotary_fraction,
         mtp_layers=tuple(MtpLayer.of(layer) for layer in layers[num_layers:]),
     )
 
@@ -90,8 +90,10 @@ def num_experts(fields: HfFields) -> int:
 
 
 def refuse_sliding_window(fields: HfFields) -> None:
-    """Refuse Qwen models whose sliding window is on."""
+    """Refuse Qwen models whose sliding window is on; while it is off its size means nothing."""
     fields.require("use_sliding_window", fields.boolean("use_sliding_window", False), False)
+    fields.require("layer_types", set(fields.strings("layer_types")) - {"full_attention"}, set())
+    fields.ignore("sliding_window", "max_window_layers")
 
 
 def _layer(index: int, attention: AttentionOf, mlp: MlpOf) -> DecoderLayer:
@@ -104,20 +106,3 @@ def _layer(index: int, attention: AttentionOf, mlp: MlpOf) -> DecoderLayer:
         post_attention_norm=f"{prefix}.post_attention_layernorm.weight",
         mlp=mlp(prefix, index),
     )
-
-
-def _rope(fields: HfFields, is_scaling_allowed: bool) -> tuple[float, RopeScaling | None]:
-    """Read the rotary embedding from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling``."""
-    sections = [found for name in ("rope_parameters", "rope_scaling") if (found := fields.section(name))]
-    rope = next((section for section in sections if _rope_kind(section) != "default"), (*sections, fields)[0])
-    theta = (rope if rope.has("rope_theta") else fields).number("rope_theta")
-    kind = _rope_kind(rope)
-    if kind == "default":
-        return theta, None
-    if not is_scaling_allowed:
-        fields.require("rope_type", kind, "default")
-    return theta, RopeScaling(kind, rope.numbers(without={"rope_theta"}))
-
-
-def _rope_kind(fields: HfFields) -> str:
-    return fields.string(fields.present("rope_type", "type"), "default")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from hybridrl.errors import LayoutError
@@ -16,6 +16,7 @@ class HfFields:
     def __init__(self, config: Mapping[str, object], where: str) -> None:
         self._config = config
         self._where = where
+        self._known: set[str] = set()
 
     def integer(self, name: str, default: int | None = None) -> int:
         """Return an integer field."""
@@ -63,17 +64,31 @@ class HfFields:
             raise self._wrong(name, values, "a list of strings")
         return tuple(value for value in values if isinstance(value, str))
 
-    def numbers(self, *, without: set[str]) -> tuple[tuple[str, float | bool], ...]:
-        """Return all numeric and boolean fields but some, sorted by name."""
-        found = ((name, value) for name, value in sorted(self._config.items()) if name not in without)
-        return tuple((name, value) for name, value in found if isinstance(value, int | float))
-
     def has(self, name: str) -> bool:
         """Whether a field is there and not null."""
         return self._config.get(name) is not None
 
+    def ignore(self, *names: str) -> None:
+        """Say of fields that the model computes the same whatever they are."""
+        self._known.update(names)
+
+    def refuse_unread(self, harmless: Collection[str] = ()) -> None:
+        """Raise when a field was neither read nor ignored; null fields count as absent.
+
+        Raises:
+            LayoutError: Naming file, fields and values.
+        """
+        unread = sorted(name for name in self._config if self.has(name) and name not in self._known | set(harmless))
+        if unread:
+            shown = ", ".join(f"{name}={self._config[name]!r}" for name in unread)
+            raise LayoutError(
+                f"{self._where}: {shown} not supported: the declaration of this model does not read it, so the model might "
+                "compute something else; use a checkpoint without, or extend the declaration"
+            )
+
     def section(self, name: str) -> HfFields | None:
         """Return a nested object, or None when it is absent or null."""
+        self._known.add(name)
         value = self._config.get(name)
         if value is None:
             return None
@@ -97,6 +112,7 @@ class HfFields:
             )
 
     def _list(self, name: str) -> list[object]:
+        self._known.add(name)
         value = self._config.get(name)
         if value is None:
             return []
@@ -105,6 +121,7 @@ class HfFields:
         return list(value)
 
     def _value(self, name: str, default: T | None) -> object:
+        self._known.add(name)
         value = self._config.get(name)
         if value is not None:
             return value

@@ -18,19 +18,24 @@ def moe_spec(fields: HfFields, *, has_mtp: bool = False) -> ModelSpec:
     """Declare a GLM-4.5 mixture-of-experts model."""
     has_bias, has_norm = fields.boolean("attention_bias", False), fields.boolean("use_qk_norm", False)
     first_sparse = fields.integer("first_k_dense_replace", 1)
-    rope = fields.section("rope_parameters") or fields
 
     def mlp(layer: str, index: int) -> GatedMlp | MoeMlp:
         if index < first_sparse:
             return dense_mlp(fields, layer)
-        return routed_experts(fields, layer, RouterScoring.SIGMOID, has_correction_bias=True, is_router_float32=True)
+        return routed_experts(
+            fields,
+            layer,
+            RouterScoring.SIGMOID,
+            is_topk_normalized=True,
+            is_grouped=True,
+            num_scores_per_group=2,
+            is_router_float32=True,
+        )
 
     return decoder_spec(
         fields,
         attention=lambda prefix, _: gqa(fields, prefix, has_qkv_bias=has_bias, has_qk_norm=has_norm, head_dim=128),
         mlp=mlp,
-        rotary_fraction=(rope if rope.has("partial_rotary_factor") else fields).number(
-            "partial_rotary_factor", _ROTARY_FRACTION
-        ),
+        rotary_fraction=_ROTARY_FRACTION,
         num_mtp_layers=mtp_layers(fields, has_mtp),
     )

@@ -10,8 +10,18 @@ from hybridrl.layout.families.decoder import decoder_spec, gqa, num_experts
 from hybridrl.layout.families.fields import HfFields
 from hybridrl.layout.mlp import ExpertActivation, ExpertStorage, MoeMlp
 from hybridrl.layout.model import ModelSpec
+from hybridrl.layout.rope import YarnScaling, yarn_mscale
 
 _WINDOW = 128
+_ROPE_SCALING = YarnScaling(
+    factor=32.0,
+    original_max_positions=4096,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    attention_factor=yarn_mscale(32.0, 1.0),
+    softmax_mscale=0.0,
+    is_truncated=False,
+)
 
 
 def moe_spec(fields: HfFields) -> ModelSpec:
@@ -34,11 +44,12 @@ def moe_spec(fields: HfFields) -> ModelSpec:
         )
 
     return decoder_spec(
-        fields, attention=attention, mlp=lambda layer, _: _experts(fields, layer), has_rope_scaling=True
+        fields, attention=attention, mlp=lambda layer, _: _experts(fields, layer), rope_scaling=_ROPE_SCALING
     )
 
 
 def _experts(fields: HfFields, layer: str) -> MoeMlp:
+    fields.require("swiglu_alpha", fields.number("swiglu_alpha", 1.702), 1.702)
     return MoeMlp(
         prefix=f"{layer}.mlp",
         router=f"{layer}.mlp.router.weight",
@@ -49,5 +60,6 @@ def _experts(fields: HfFields, layer: str) -> MoeMlp:
         is_topk_normalized=True,
         storage=ExpertStorage.STACKED,
         activation=ExpertActivation.CLAMPED_SWIGLU,
+        activation_limit=fields.number("swiglu_limit", 7.0),
         router_bias=f"{layer}.mlp.router.bias",
     )

@@ -18,5 +18,4 @@ def dense_spec(fields: HfFields) -> ModelSpec:
         fields,
         attention=lambda prefix, _: gqa(fields, prefix, has_qkv_bias=has_bias, has_output_bias=has_bias),
         mlp=lambda layer, _: dense_mlp(fields, layer),
-        has_rope_scaling=True,
     )

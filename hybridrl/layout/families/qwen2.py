@@ -25,6 +25,7 @@ def moe_spec(fields: HfFields) -> ModelSpec:
     """Declare a Qwen2 mixture-of-experts model, with a gated shared expert per sparse layer."""
     refuse_sliding_window(fields)
     has_bias = fields.boolean("qkv_bias", True)
+    fields.ignore("intermediate_size")  # of dense layers, which there need not be
     return decoder_spec(
         fields,
         attention=lambda prefix, _: gqa(fields, prefix, has_qkv_bias=has_bias),

@@ -19,6 +19,7 @@ def dense_spec(fields: HfFields) -> ModelSpec:
 
 def moe_spec(fields: HfFields) -> ModelSpec:
     """Declare a Qwen3 mixture-of-experts model."""
+    fields.ignore("intermediate_size")  # of dense layers, which there need not be
     return _spec(
         fields,
         lambda layer, index: _experts(fields, layer) if is_sparse(fields, index) else dense_mlp(fields, layer),

@@ -25,7 +25,12 @@ MODEL: dict[str, object] = {
     "rope_theta": 10000.0,
     "rms_norm_eps": 1e-6,
 }
-DENSE: dict[str, object] = {**MODEL, "model_type": "qwen3", "intermediate_size": 24}
+_OF_EXPERTS = {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"}
+DENSE: dict[str, object] = {
+    **{key: value for key, value in MODEL.items() if key not in _OF_EXPERTS},
+    "model_type": "qwen3",
+    "intermediate_size": 24,
+}
 
 TRAIN = """\
 name: demo

@@ -257,11 +257,11 @@ def test_a_dense_model_has_no_expert_degrees_and_needs_its_mlp_divided(tmp_path:
 
 
 def test_a_model_that_training_does_not_compute_is_refused_with_what_it_needs(tmp_path: Path) -> None:
-    scaling = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4}
-    path = write_experiment(tmp_path, model={**DENSE, "model_type": "llama", "rope_parameters": scaling})
+    biased = {"model_type": "llama", "attention_bias": True}
+    path = write_experiment(tmp_path, model={**DENSE, **biased})
     assert any(
-        "model.path: got a llama model with a scaled rotary embedding, expected features that the Megatron engine trains"
-        in problem
+        "model.path: got a llama model with biases in some linear layers only: o_proj has one and a dense MLP has none, "
+        "expected features that the Megatron engine trains" in problem
         for problem in problems(path)
     )
 

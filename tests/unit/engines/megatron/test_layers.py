@@ -12,9 +12,17 @@ from hybridrl.engines.megatron.layers import CausalAttention, RmsNorm
 from hybridrl.engines.megatron.packing import packed_sequences
 
 
-def config(dtype=torch.float32, is_sequence_parallel=False, head_dim=8):
+def config(dtype=torch.float32, is_sequence_parallel=False, head_dim=8, window=None, softmax_type="vanilla"):
     return SimpleNamespace(
-        params_dtype=dtype, use_cpu_initialization=True, sequence_parallel=is_sequence_parallel, kv_channels=head_dim
+        params_dtype=dtype,
+        use_cpu_initialization=True,
+        sequence_parallel=is_sequence_parallel,
+        kv_channels=head_dim,
+        num_attention_heads=4,
+        window_size=window and (window - 1, 0),
+        window_attn_skip_freq=[0, 1],
+        softmax_type=softmax_type,
+        context_parallel_size=1,
     )
 
 
@@ -78,4 +86,36 @@ def test_attention_is_causal_within_each_packed_sequence(kv_heads, value_dim):
     attention = CausalAttention(config())
     got = run(lambda q, k, v: attention(q, k, v, None, packed_seq_params=packed), query, key, value)
     for a, b in zip(got, run(written_out, query.double(), key.double(), value.double()), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer_number", [1, 2])
+@pytest.mark.parametrize("has_sinks", [True, False])
+def test_windows_and_sinks_equal_a_written_out_softmax(layer_number, has_sinks):
+    torch.manual_seed(0)
+    tokens = sum(LENGTHS)
+    query, key, value = torch.randn(tokens, 4, 8), torch.randn(tokens, 2, 8), torch.randn(tokens, 2, 8)
+    sinks = torch.randn(4)
+    group = SimpleNamespace(tp=SimpleNamespace(size=lambda: 1))
+    fields = config(window=3, softmax_type="learnable" if has_sinks else "vanilla")
+    attention = CausalAttention(fields, layer_number, pg_collection=group)
+    packed = packed_sequences(LENGTHS, 1, 0, torch.device("cpu"))
+
+    def ours(q, k, v, s):
+        weights = {"softmax_offset": s} if has_sinks else {}
+        out = torch.func.functional_call(attention, weights, (q, k, v, None), {"packed_seq_params": packed})
+        return out + 0 * s.sum()
+
+    def written_out(q, k, v, s):
+        k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+        sequence = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+        sees = (sequence[:, None] == sequence) & torch.ones(tokens, tokens).tril().bool()
+        if layer_number == 2:
+            sees &= torch.ones(tokens, tokens).triu(-2).bool()
+        powers = (torch.einsum("shd,thd->hst", q, k) / 8**0.5).masked_fill(~sees, -torch.inf).exp()
+        total = powers.sum(-1, keepdim=True) + (s.exp().view(4, 1, 1) if has_sinks else 0)
+        return torch.einsum("hst,thd->shd", powers / total, v).flatten(1) + 0 * s.sum()
+
+    got = run(ours, query, key, value, sinks)
+    for a, b in zip(got, run(written_out, *(x.double() for x in (query, key, value, sinks))), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)

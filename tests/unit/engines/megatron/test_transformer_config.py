@@ -52,14 +52,11 @@ def test_experts_with_tensor_parallel_need_sequence_parallel():
         config(tp_size=2, sequence_parallel=False)
 
 
-def test_what_is_not_built_yet_is_refused_in_words():
-    shared = {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 16}
-    expected = (
-        "qwen2_moe: Megatron training does not support a gate on the shared experts, shared experts yet; "
-        "train a model without"
-    )
+def test_what_megatron_does_not_compute_is_refused_in_words():
+    gated = replace(SPEC.layers[0], attention=replace(SPEC.layers[0].attention, has_output_gate=True))
+    expected = "qwen3_moe: Megatron training does not support an attention output gate; train a model without"
     with pytest.raises(EngineError, match=expected):
-        config(model_spec(HF | shared))
+        config(replace(SPEC, layers=(gated, *SPEC.layers[1:])))
 
 
 def test_layers_of_different_attention_are_refused():
