@@ -17,7 +17,8 @@ from hybridrl.layout.box import Box, DType, contiguous_strides
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.shard import CanonicalTensor, LocalTensor, Place, Shard, ShardMap
 
-_DTYPES = {dtype.value: dtype for dtype in DType}
+# Float8 weights mean nothing without their scales, which nothing here reads.
+_DTYPES = {dtype.value: dtype for dtype in DType if dtype is not DType.FLOAT8_E4M3}
 CHECKPOINT_PLACE = Place("checkpoint", 0, "file", "file")
 
 
@@ -89,7 +90,7 @@ def _file_tensor(path: Path, name: str, item: object, data_start: int, file_byte
                 f"{path}: tensor {name} is {item!r} in the header, expected {expected}; copy the file again"
             )
     if code not in _DTYPES:
-        raise LayoutError(f"{path}: tensor {name} has dtype {code}, expected one of {', '.join(_DTYPES)}")
+        raise LayoutError(f"{path}: tensor {name} has dtype {code}, expected one of {', '.join(_DTYPES)}; convert it first")
     num_bytes = math.prod(shape) * _DTYPES[code].itemsize
     if start < 0 or stop - start != num_bytes:
         expected = f"{num_bytes} for shape {shape} of {code}"
