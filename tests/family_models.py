@@ -12,9 +12,9 @@ FOLDER = Path(__file__).parents[1] / "configs" / "families"
 FAMILIES = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 
 
-def make_model(fields: dict, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
+def make_model(fields: dict, dtype: torch.dtype = torch.float32, seed: int = 3) -> transformers.PreTrainedModel:
     """Build a model whose biases, norms and correction biases all matter."""
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     kind = {key: value for key, value in fields.items() if key != "model_type"}
     config = transformers.AutoConfig.for_model(fields["model_type"], **kind, dtype=dtype)
     model = transformers.AutoModelForCausalLM.from_config(

@@ -33,6 +33,8 @@ from hybridrl.controller.weight_sync import WeightSyncer
 from hybridrl.data.sample import Prompt
 from hybridrl.data.tasks.demo_tokenizer import write_demo_tokenizer
 from hybridrl.errors import WeightSyncError
+from hybridrl.layout.cost import sequence_cost
+from hybridrl.layout.families import read_model_spec
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.roles import rollout_group
 from hybridrl.roles.future import wait_for, wait_for_both
@@ -44,11 +46,23 @@ from hybridrl.roles.rollout_group import RolloutReplicas
 from hybridrl.roles.rollout_replica import RolloutLaunch
 from tests.e2e.observed_replicas import ObservedReplica
 from tests.e2e.tiny_models import save_qwen3_moe
+from tests.family_models import FAMILIES, make_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 PROMPTS = [Prompt(f"p{i}", (1, 9, 30, 31 + i), "", "", "test") for i in range(4)]
-CASES = {"qwen3-moe-tp2-ep2": (save_qwen3_moe, ParallelConfig(tp_size=2, ep_size=2))}
+
+
+def save_deepseek_v3(folder: Path, seed: int) -> Path:
+    """Write a model with latent attention, a dense first layer, shared experts and a correction bias."""
+    make_model(FAMILIES["deepseek_v3"], seed=seed).save_pretrained(folder)
+    return folder
+
+
+CASES = {
+    "qwen3-moe-tp2-ep2": (save_qwen3_moe, ParallelConfig(tp_size=2, ep_size=2)),
+    "deepseek-v3-tp2-ep2": (save_deepseek_v3, ParallelConfig(tp_size=2, ep_size=2)),
+}
 """Name -> how to save a checkpoint of a seed, and the layout of the ranks that train it."""
 
 
@@ -106,8 +120,16 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         training = MegatronLaunch(
             folders[0], True, config.actor, Precision.FLOAT32, Platform.CPU, 1, False, 1, config.trainer.train_timeout_s
         )
-        loss = PolicyLossConfig(0.2, 0.28, 0.0, 0.0)
-        actor = MegatronGroup(pool, placed.actor, sizes, training, temperature=1.0, loss=loss, timeouts=config.trainer)
+        actor = MegatronGroup(
+            pool,
+            placed.actor,
+            sizes,
+            training,
+            temperature=1.0,
+            loss=PolicyLossConfig(),
+            cost=sequence_cost(read_model_spec(folders[0])),
+            timeouts=config.trainer,
+        )
         try:
             pending = rollout.start()
             actor_maps, rollout_maps = wait_for_both(actor.start(), pending)
