@@ -1,5 +1,9 @@
 """The kernels against slow references: copies, casts, checksums, and the checks at their boundary."""
 
+import importlib
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -364,3 +368,11 @@ def test_flags_round_trip():
     word = np.zeros(1, np.int64)
     store_release(word.ctypes.data, 41)
     assert load_acquire(word.ctypes.data) == word[0] == 41
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on PATH")
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100"])
+def test_the_extension_holds_device_code_for_every_target(target):
+    """A build whose nvcc fails goes on without device code, so where there is an nvcc this is checked."""
+    binary = Path(importlib.import_module("hybridrl._C").__file__).read_bytes()
+    assert f"-arch {target} ".encode() in binary
