@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 import traceback
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import pytest
@@ -135,9 +136,12 @@ def test_an_update_equals_a_fresh_load_byte_for_byte(family, replica, checkpoint
     job = (checkpoints, REPLICAS[replica], source_layouts(MODELS[family], family in EXPERT_FAMILIES))
     for pipe in ranks:
         pipe.send(job)
-    answers = []
-    for rank, pipe in enumerate(ranks):
-        assert pipe.poll(_TIMEOUT_S), f"rank {rank} did not answer within {_TIMEOUT_S} s"
-        answers.append(pipe.recv())
-    problems = [f"rank {rank}: {problem}" for rank, answer in enumerate(answers) for problem in answer]
+    answers: dict[int, list[str]] = {}
+    deadline = time.monotonic() + _TIMEOUT_S
+    while len(answers) < len(ranks) and (ready := wait(ranks, deadline - time.monotonic())):
+        answers |= {ranks.index(pipe): pipe.recv() for pipe in ready}
+        if any(answers.values()):
+            break  # the other may wait for this one in a collective
+    problems = [f"rank {rank}: {problem}" for rank, answer in answers.items() for problem in answer]
     assert not problems, "\n".join(problems[:20])
+    assert len(answers) == len(ranks), f"only ranks {sorted(answers)} answered within {_TIMEOUT_S} s"

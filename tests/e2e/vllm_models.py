@@ -22,6 +22,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+from vllm.model_executor.models import utils as model_utils
 from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
 from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -90,6 +91,7 @@ def replica(folder: Path, layout: Replica) -> Iterator[VllmConfig]:
 def build(config: VllmConfig) -> nn.Module:
     """Build a rank's model as vLLM's loaders do, without weights."""
     config.compilation_config.static_forward_context.clear()
+    model_utils._model_to_pp_missing_layer_names.clear()  # kept by id(model), which a later model may get again
     with set_default_torch_dtype(torch.bfloat16):
         return initialize_model(config)
 
