@@ -474,7 +474,9 @@ class WeightSyncConfig:
     )
     verify: bool = setting(True, "Compare canonical checksums of every transferred piece")
     chunk_mib: int = setting(64, "Largest message between two ranks, in MiB; bounds the staging memory", at_least=1)
-    timeout_s: float = setting(120.0, "Seconds that one weight sync may take", above=0)
+    timeout_s: float = setting(
+        120.0, "Seconds that each phase of a weight sync may take: pause, transfer, commit, resume, probe", above=0
+    )
     probe_every: int = setting(
         50,
         "Weight syncs from one probe prompt, scored by both engines, to the next; the first sync of a connection is always probed, "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hybridrl.config.schema import Platform, TransportName, WeightSyncConfig
 from hybridrl.controller.interfaces import WeightDestination, WeightSource
-from hybridrl.errors import EngineError
+from hybridrl.errors import EngineError, ReshardError
 from hybridrl.layout.shard import Place, ShardMap
 from hybridrl.reshard.parts import cut_plan
 from hybridrl.reshard.planner import Planner, lower_bound_bytes
@@ -81,7 +81,10 @@ class Connector:
         )
         parts = cut_plan(planner)
         bound = lower_bound_bytes(self.actor_maps, rollout_maps)
-        assert parts.wire_bytes == bound, (parts.wire_bytes, bound)
+        if parts.wire_bytes != bound:
+            raise ReshardError(
+                f"the plan puts {parts.wire_bytes} bytes on the wire, but {bound} are enough; this is a fault of the planner"
+            )
         host, port = self.actor.rendezvous()
         session = f"{self.session}-{next(self.numbers)}"
         rendezvous = Rendezvous(kind, session, host, port, inner_s(config.timeout_s))

@@ -135,7 +135,7 @@ class WeightSyncer:
 
     def _connected(self) -> Connection:
         if self._connection is None:
-            raise EngineError("weight sync: the roles are not connected; connect them first, and again after an error")
+            raise EngineError("weight sync: the roles are not connected; connect them first")
         return self._connection
 
     def _probe_if_due(self, version: int) -> float | None:

@@ -25,7 +25,7 @@ from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.shard import LocalTensor, ShardMap
 from hybridrl.reshard import ops
 from hybridrl.reshard.plan import Move
-from hybridrl.reshard.planner import build_plan
+from hybridrl.reshard.planner import build_plan, plan_for_source
 from hybridrl.reshard.segments import Copy, copy_tables
 
 _MAX_FILE_BYTES = 5 * 10**9
@@ -92,8 +92,7 @@ def write_checkpoint(
     """
     index = read_checkpoint_index(_partial(folder))
     files = checkpoint_shard_map(index, spec, str(folder))
-    plan = build_plan(shard_maps, [files])
-    own = [move for move in plan.moves if move.source == rank]
+    own = list(plan_for_source(shard_maps, [files], rank).moves)
     paths = {index[move.tensor].path for move in own}
     mapped = {path: np.memmap(path, mode="r+") for path in paths}
     views = {move.tensor: _file_view(index[move.tensor], mapped) for move in own}

@@ -5,7 +5,7 @@ The answer of the prompt holds the tests, in one of two forms:
     {"inputs": ["1 2\n", ...], "outputs": ["3\n", ...]}   JSON; the program reads standard input and prints
     assert add(1, 2) == 3                                   Python that runs after the program, in its process
 
-The first form cannot be cheated, since the expected output never enters the sandbox; a program that looks for them can see
+In the first form the expected output never enters the sandbox, which keeps programs from it as long as others on the machine cannot read the data files; a program that looks for them can see
 the assertions of the second.
 """
 

@@ -23,6 +23,17 @@ _MAX_REPLY_BYTES = 1 << 20
 _SHOWN_CHARACTERS = 200
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Another host must get neither the samples nor the token."""
+
+    def redirect_request(self, *args: object, **kwargs: object) -> None:
+        """Follow none, so that a redirect is an error with its status."""
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
 class HttpReward:
     """Asks a service for rewards.
 
@@ -80,7 +91,7 @@ class HttpReward:
             time.sleep(self._next_s - now_s)
         self._next_s = max(now_s, self._next_s) + self._interval_s
         request = urllib.request.Request(self._url, data=body, headers=self._headers, method="POST")
-        with urllib.request.urlopen(request, timeout=self._config.attempt_timeout_s) as reply:
+        with _OPENER.open(request, timeout=self._config.attempt_timeout_s) as reply:
             return bytes(reply.read(_MAX_REPLY_BYTES))
 
     def _read(self, reply: bytes) -> float:

@@ -6,10 +6,12 @@ A process works on one sample at a time, so that a part of the reward that hangs
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -74,8 +76,9 @@ class ScoringProcess:
         return None
 
     def kill(self) -> None:
-        """End the process now."""
-        self._process.kill()
+        """End the process and its children now."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # with whatever the reward function started
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             self._stream(stream).close()

@@ -252,10 +252,20 @@ class MegatronEngine:
         """Check that routing was replayed; return choices replayed and changed over all ranks. Collective over the role."""
         if self._replay is None:
             return 0, 0
-        counts = torch.tensor(self._replay.check_replayed(), device=self._groups.device)
+        failure: EngineError | None = None
+        counts = (0, 0)
+        try:
+            counts = self._replay.check_replayed()
+        except EngineError as e:
+            failure = e  # the others learn of it before it is raised
         self._replay.stop()
-        dist.all_reduce(counts)
-        num_replayed, num_changed = counts.tolist()
+        totals = torch.tensor([*counts, failure is not None], device=self._groups.device)
+        dist.all_reduce(totals)
+        num_replayed, num_changed, num_failed = totals.tolist()
+        if failure:
+            raise failure
+        if num_failed:
+            raise EngineError(f"router replay: {num_failed} other ranks could not replay; their errors say why")
         if not num_replayed:
             raise EngineError(
                 "router replay: not one choice of experts was replayed; the batch's routing is free everywhere"

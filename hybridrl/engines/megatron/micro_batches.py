@@ -134,11 +134,34 @@ def _check_picked(batch: SequenceBatch, picked: NDArray[np.bool_]) -> None:
 
 
 def _fewest_parts(widths: Index, costs: NDArray[np.float64], rules: PackingRules) -> list[Index]:
-    """Return the fewest equally dear parts that fit the budget."""
-    num_parts = _round_up(max(1, -(-int(widths.sum()) // rules.max_tokens)), rules.count_multiple)
-    while not _fit(parts := balanced_parts(costs, num_parts), widths, rules):
-        num_parts += rules.count_multiple
-    return parts
+    """Return few equally dear parts that fit the budget.
+
+    No number of parts below the first one tried can fit: neither in tokens, nor because rows of more than half a budget need a part
+    each. Where equally dear parts exceed the budget, as many parts as first-fit decreasing needs are tried, and then its own taken.
+    """
+    num_wide = int((2 * widths > rules.max_tokens).sum())
+    fewest = max(1, -(-int(widths.sum()) // rules.max_tokens), num_wide)
+    fitted = _first_fit_decreasing(widths, rules.max_tokens)
+    for num_parts in sorted({_round_up(count, rules.count_multiple) for count in (fewest, max(1, len(fitted)))}):
+        if _fit(parts := balanced_parts(costs, num_parts), widths, rules):
+            return parts
+    empty = [np.zeros(0, dtype=np.int64)] * (_round_up(len(fitted), rules.count_multiple) - len(fitted))
+    return [*fitted, *empty]
+
+
+def _first_fit_decreasing(widths: Index, max_tokens: int) -> list[Index]:
+    """Return parts within the budget: the widest row first, each in the first part with room."""
+    rooms: Index = np.zeros(0, dtype=np.int64)
+    parts: list[list[int]] = []
+    for row in np.argsort(-widths, kind="stable").tolist():
+        found = np.flatnonzero(rooms >= widths[row])
+        if not found.size:
+            rooms = np.append(rooms, max_tokens)
+            parts.append([])
+            found = np.array([len(parts) - 1])
+        rooms[found[0]] -= widths[row]
+        parts[int(found[0])].append(row)
+    return [np.array(sorted(part), dtype=np.int64) for part in parts]
 
 
 def _fit(parts: Sequence[Index], widths: Index, rules: PackingRules) -> bool:

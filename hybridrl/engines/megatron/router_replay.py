@@ -94,8 +94,8 @@ class RouterReplay:
                 f"router replay: got the experts of {routing.shape[2]} layers, expected those of {self._num_layers} MoE layers"
             )
         self._start(_Mode.REPLAY, is_training=is_training)
-        flat = torch.from_numpy(routing.reshape(-1, *routing.shape[2:])).long()
-        nobody = torch.full((1, *flat.shape[1:]), FREE)
+        flat = torch.from_numpy(routing.reshape(-1, *routing.shape[2:]))
+        nobody = torch.full((1, *flat.shape[1:]), FREE, dtype=flat.dtype)
         self._routing = torch.cat([flat, nobody]).to(self._groups.device)
 
     def stop(self) -> None:
@@ -116,7 +116,7 @@ class RouterReplay:
             self._places.append(places)
         if self._mode is _Mode.REPLAY:
             for replay in self._layers[chunk]:
-                replay.targets = self._routing[places, replay.layer]
+                replay.targets = self._routing[places, replay.layer].long()
 
     def recorded(self, num_samples: int, max_tokens: int) -> Routing:
         """Return what all ranks recorded: [num_samples, max_tokens, num_moe_layers, top_k]. Collective over tp, cp and pp ranks.
@@ -127,8 +127,9 @@ class RouterReplay:
             EngineError: A router did not record every micro-batch.
         """
         self._check("recorded", [len(replay.recorded) for replay in self._all()])
-        top_k = torch.tensor(max((replay.recorded[0].size(1) for replay in self._all()), default=0))
         groups = self._groups
+        held = max((replay.recorded[0].size(1) for replay in self._all()), default=0)
+        top_k = torch.tensor(held, device=groups.device)
         if groups.sizes.pp > 1:  # a stage may hold no experts
             dist.all_reduce(top_k, op=dist.ReduceOp.MAX, group=groups.collection.pp)
         shape = (num_samples * max_tokens + 1, self._num_layers, int(top_k))
@@ -154,6 +155,7 @@ class RouterReplay:
 
     def _start(self, mode: _Mode, *, is_training: bool) -> None:
         self._mode = mode
+        self._routing = torch.zeros(0)
         self._places.clear()
         for replay in self._all():
             replay.start(is_recording=mode is _Mode.RECORD, is_training=is_training)

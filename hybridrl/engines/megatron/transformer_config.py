@@ -15,6 +15,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from packaging.version import Version
 
 from hybridrl.config.schema import ParallelConfig, Platform, Precision, Recompute
 from hybridrl.engines.megatron.layers import CausalAttention, RmsNorm
@@ -64,7 +65,12 @@ def transformer_config(
         )
     is_cuda, is_te = platform is Platform.CUDA, layer_spec is LayerSpec.TRANSFORMER_ENGINE
     is_latent = isinstance(spec.layers[0].attention, MlaAttention)
-    if is_latent and fields["q_lora_rank"] is None and not is_te and megatron.core.__version__ >= "0.17":
+    if (
+        is_latent
+        and fields["q_lora_rank"] is None
+        and not is_te
+        and Version(megatron.core.__version__) >= Version("0.17")
+    ):
         raise EngineError(
             f"{spec.family}: without Transformer Engine, megatron-core {megatron.core.__version__} cannot build latent "
             "attention whose query is not compressed; install Transformer Engine or megatron-core 0.16"

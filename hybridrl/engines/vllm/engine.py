@@ -148,7 +148,7 @@ class RolloutEngine:
         """Let running completions finish, hold new ones, and stop the scheduler. Idempotent.
 
         Raises:
-            EngineError: Completions still ran after `timeout_s` seconds; the engine goes on as before.
+            EngineError: The engine was not still after `timeout_s` seconds; if it was running, it goes on as before.
         """
         self._gate.clear()
         try:
@@ -156,10 +156,11 @@ class RolloutEngine:
                 await self._idle.wait()
                 await self._llm.pause_generation(mode="wait", clear_cache=True)
         except TimeoutError as e:
-            await self._llm.resume_generation()
-            self._gate.set()
+            if self._state is _State.RUNNING:  # whatever else it was, nothing may be sampled now
+                await self._llm.resume_generation()
+                self._gate.set()
             raise EngineError(
-                f"rollout engine: {self._num_running} completions still ran {timeout_s} s after pause; "
+                f"rollout engine: not still {timeout_s} s after pause, {self._num_running} completions in flight; "
                 "lower rollout.max_response_tokens or raise the timeout"
             ) from e
         if self._state is _State.RUNNING:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import replace
 
 import torch
 
@@ -28,10 +29,12 @@ class MixedTransport:
     def __init__(self, rendezvous: Rendezvous, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._gate = _Gate(endpoint.place)
+        deadline = time.monotonic() + rendezvous.timeout_s
         far: Transport = GlooTransport(rendezvous, endpoint.only(same_node=False))
+        left = replace(rendezvous, timeout_s=max(0.1, deadline - time.monotonic()))
         try:
-            near: Transport = ShmTransport(rendezvous, endpoint.only(same_node=True))
-        except ReshardError:
+            near: Transport = ShmTransport(left, endpoint.only(same_node=True))
+        except (ReshardError, OSError):
             far.close()
             raise
         self._ways = {True: near, False: far}

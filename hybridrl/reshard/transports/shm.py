@@ -37,7 +37,12 @@ class _Mailbox:
         self._lines = {sender: _LINE_WORDS * (1 + i) for i, sender in enumerate(inbox.senders)}
         control = control_bytes(inbox)
         size = control + (2 * inbox.half_bytes if halves is None else 0)
-        memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+        # Through a descriptor: opening by name would create a file that its owner has just given up.
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            memory = torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8)
+        finally:
+            os.close(descriptor)
         self._words = memory[:control].view(torch.int64)
         self.halves = _pinned(memory[control:]) if halves is None else halves
 
@@ -236,7 +241,10 @@ class ShmTransport:
     def _attach(self, path: Path, destination: int, inbox: Inbox, deadline: float) -> _Mailbox:
         place = self._endpoint.plan.destinations[destination]
         _wait(path.exists, deadline, f"{self._me}: {place} did not attach in time, {path} does not exist")
-        box = _Mailbox(path, inbox, self._halves(destination, inbox))
+        try:
+            box = _Mailbox(path, inbox, self._halves(destination, inbox))
+        except FileNotFoundError as e:
+            raise ReshardError(f"{self._me}: {place} gave up while this rank attached") from e
         box.set(_OPENED, 1, self._endpoint.sender)
         return box
 

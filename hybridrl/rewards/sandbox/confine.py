@@ -102,9 +102,12 @@ def become_program(root: Path, python: str, spec: dict[str, Any], *, has_namespa
     """Drop every right and execute the program; never returns."""
     if has_namespaces:
         libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV, None)  # other processes cannot be seen, if allowed
-    drop_rights(spec)
-    os.chdir(root / "work")
-    set_limits(spec)
+    try:
+        drop_rights(spec)
+        os.chdir(root / "work")
+        set_limits(spec)
+    except (OSError, ValueError) as e:
+        refuse(spec, f"rights and limits: {e}")
     environment = {"HOME": str(root / "work"), "TMPDIR": str(root / "work"), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
     environment["LD_LIBRARY_PATH"] = str(Path(python).parent.parent / "lib")
     try:
@@ -140,7 +143,9 @@ def set_limits(spec: dict[str, Any]) -> None:
         resource.RLIMIT_CORE: 0,
     }
     for kind, limit in limits.items():
-        resource.setrlimit(kind, (limit, limit))
+        hard = resource.getrlimit(kind)[1]
+        own = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (own, own))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write over the limit fails instead of ending the program
 
 

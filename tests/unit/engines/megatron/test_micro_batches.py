@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridrl.data.batch import SequenceBatch
+from hybridrl.engines.megatron import micro_batches
 from hybridrl.engines.megatron.micro_batches import MicroBatch, PackingRules, scatter_back, split
 from hybridrl.errors import EngineError
 from hybridrl.layout.cost import SequenceCost
@@ -37,6 +38,18 @@ def make(lengths: list[int], width: int, seed: int = 0) -> tuple[SequenceBatch, 
 
 def tokens_of(batch: MicroBatch) -> int:
     return batch.token_ids.numel()
+
+
+def test_rows_that_no_two_fit_a_budget_are_packed_at_once(monkeypatch):
+    """Searching for a number of parts that fits, one by one, would take as many partitions as there are rows."""
+    calls = []
+    count = micro_batches.balanced_parts
+    monkeypatch.setattr(micro_batches, "balanced_parts", lambda *args: calls.append(args) or count(*args))
+    batch, picked = make([9] * 40 + [7] * 40 + [3] * 20, 9)
+    packed = split(batch, picked, {}, groups(), rules(12), COST)
+    assert len(calls) <= 2
+    assert max(map(tokens_of, packed)) <= 12 and sum(map(tokens_of, packed)) == 700
+    assert len(packed) == 80  # no two of the 80 wide rows fit, and the narrow ones fit beside them
 
 
 @settings(deadline=None)  # the first call imports

@@ -194,7 +194,7 @@ def test_a_pause_in_vain_says_how_many_completions_still_run():
         llm.release.clear()
         running = [asyncio.create_task(engine.generate([1], SAMPLING)) for _ in range(3)]
         await asyncio.sleep(0)
-        with pytest.raises(EngineError, match=r"3 completions still ran 0\.01 s after pause; lower rollout"):
+        with pytest.raises(EngineError, match=r"not still 0\.01 s after pause, 3 completions in flight; lower rollout"):
             await engine.pause(0.01)
         llm.release.set()
         await asyncio.gather(*running)
