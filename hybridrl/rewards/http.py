@@ -28,7 +28,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *args: object, **kwargs: object) -> None:
         """Follow none, so that a redirect is an error with its status."""
-        return None
+        return
 
 
 _OPENER = urllib.request.build_opener(_NoRedirects)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -124,8 +125,19 @@ def test_nothing_of_the_caller_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> N
     assert run("print(sorted(__import__('os').listdir('/proc/self/fd')))").output == b"['0', '1', '2', '3']\n"
 
 
-def test_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_folder_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        assert run("open('x', 'w').write('x')").exit_code == 0
+        assert list(Path(folder).iterdir()) == []
+
+
+def test_a_folder_that_programs_may_not_enter_is_no_failure_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    tmp_path.chmod(0o755)
-    run("open('x', 'w').write('x')")
-    assert list(tmp_path.iterdir()) == []
+    if os.getuid() == 0:
+        with pytest.raises(SandboxError):
+            run_program("print(1)", "", LIMITS)
