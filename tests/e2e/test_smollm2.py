@@ -20,7 +20,7 @@ from tests.e2e.rollout_world import rollout_world
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         bool(smollm2.missing_packages()),
         reason=f"not installed: {', '.join(smollm2.missing_packages())} (requirements/pretrained.txt, without dependencies)",
