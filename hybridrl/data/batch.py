@@ -83,6 +83,37 @@ class PolicyBatch:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ValueBatch:
+    """What one update of a critic needs. All per-token arrays are [num_samples, max_tokens].
+
+    Entry t belongs to the state after token t, which the model's output there values. So the value of the state that the policy
+    chose token t in is entry t - 1.
+
+    Attributes:
+        loss_mask: bool; True where the value is trained.
+        old_values: float32, from the critic before the update.
+        returns: float32; what the values shall become.
+        loss_weights: float32; as in :class:`PolicyBatch`.
+    """
+
+    sequences: SequenceBatch
+    loss_mask: NDArray[np.bool_]
+    old_values: Floats
+    returns: Floats
+    loss_weights: Floats
+
+    def select(self, rows: NDArray[np.int64]) -> ValueBatch:
+        """Return the given rows, in that order."""
+        return ValueBatch(
+            sequences=self.sequences.select(rows),
+            loss_mask=self.loss_mask[rows],
+            old_values=self.old_values[rows],
+            returns=self.returns[rows],
+            loss_weights=self.loss_weights[rows],
+        )
+
+
 def pad_rows(rows: Sequence[NDArray[Element]], width: int, dtype: type[Element]) -> NDArray[Element]:
     """Stack ragged rows into [len(rows), width], padded with 0 on the right."""
     out = np.zeros((len(rows), width), dtype=dtype)

@@ -36,7 +36,7 @@ class SequenceCost:
 
 def sequence_cost(spec: ModelSpec) -> SequenceCost:
     """Return the cost of sequences under a model."""
-    linear = float(spec.hidden_size * spec.vocab_size)
+    linear = float(spec.hidden_size * (spec.value_head.num_labels if spec.value_head else spec.vocab_size))
     quadratic = 0.0
     for layer in spec.layers:
         linear += _attention_linear(layer.attention) + _mlp_linear(layer.mlp)

@@ -15,7 +15,7 @@ from hybridrl.layout.mlp import GatedMlp, MoeMlp
 from hybridrl.layout.rope import Rope
 from hybridrl.layout.shard import CanonicalTensor
 
-__all__ = ["DecoderLayer", "GatedMlp", "GqaAttention", "MlaAttention", "ModelSpec", "MoeMlp", "MtpLayer"]
+__all__ = ["DecoderLayer", "GatedMlp", "GqaAttention", "MlaAttention", "ModelSpec", "MoeMlp", "MtpLayer", "ValueHead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,26 @@ class MtpLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueHead:
+    """The linear output layer of a critic or reward model.
+
+    Attributes:
+        weight: [num_labels, hidden].
+        bias: [num_labels]; None without one.
+    """
+
+    weight: str
+    bias: str | None
+    num_labels: int
+
+    def tensors(self, hidden_size: int) -> Iterator[CanonicalTensor]:
+        """Yield the tensors of the checkpoint."""
+        yield CanonicalTensor(self.weight, (self.num_labels, hidden_size))
+        if self.bias:
+            yield CanonicalTensor(self.bias, (self.num_labels,))
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder-only language model.
 
@@ -83,6 +103,7 @@ class ModelSpec:
         family: Name of the family that declared it.
         vocab_size: Without padding.
         mtp_layers: Empty unless they were asked for.
+        value_head: Takes the place of the vocabulary projection; `output` and `is_tied` then mean nothing.
     """
 
     family: str
@@ -97,6 +118,7 @@ class ModelSpec:
     output: str
     layers: tuple[DecoderLayer, ...]
     mtp_layers: tuple[MtpLayer, ...] = ()
+    value_head: ValueHead | None = None
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -119,7 +141,9 @@ def _model_tensors(spec: ModelSpec) -> Iterator[CanonicalTensor]:
     for layer in spec.layers:
         yield from layer.tensors()
     yield CanonicalTensor(spec.final_norm, (spec.hidden_size,))
-    if not spec.is_tied:
+    if spec.value_head:
+        yield from spec.value_head.tensors(spec.hidden_size)
+    elif not spec.is_tied:
         yield CanonicalTensor(spec.output, (spec.vocab_size, spec.hidden_size))
     for mtp in spec.mtp_layers:
         yield from mtp.tensors()

@@ -14,6 +14,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +55,8 @@ def load_checkpoint(folder: Path, spec: ModelSpec, shard_map: ShardMap, tensors:
 def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Path) -> None:
     """Create ``<folder>.partial`` with empty weight files of the right size, and the config and tokenizer of `copy_from`.
 
-    The config's ``dtype`` becomes that of the weights, since loaders follow it.
+    The config's ``dtype`` becomes that of the weights, since loaders follow it, and a model that got a value head becomes one
+    for token classification.
 
     Raises:
         ReshardError: When `folder` exists already.
@@ -68,8 +70,7 @@ def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Pa
         if path.is_file() and path.suffix in _COMPANION_SUFFIXES and not path.name.endswith(".index.json"):
             shutil.copyfile(path, partial / path.name)
     config = json.loads((copy_from / "config.json").read_text(encoding="utf-8"))
-    config.pop("torch_dtype", None)
-    text = json.dumps(config | {"dtype": _CONFIG_DTYPES[dtype]}, indent=2) + "\n"
+    text = json.dumps(_exported_config(config, spec, dtype), indent=2) + "\n"
     (partial / "config.json").write_text(text, encoding="utf-8")
     files = _assign_files(spec, dtype)
     for name, tensors in files.items():
@@ -104,6 +105,19 @@ def write_checkpoint(
 def finish_checkpoint(folder: Path) -> None:
     """Give the finished checkpoint its name."""
     _partial(folder).rename(folder)
+
+
+def _exported_config(config: dict[str, Any], spec: ModelSpec, dtype: DType) -> dict[str, Any]:
+    exported = {name: value for name, value in config.items() if name != "torch_dtype"} | {
+        "dtype": _CONFIG_DTYPES[dtype]
+    }
+    if spec.value_head:
+        labels = [f"LABEL_{label}" for label in range(spec.value_head.num_labels)]
+        exported.setdefault("id2label", {str(label): name for label, name in enumerate(labels)})
+        exported.setdefault("label2id", {name: label for label, name in enumerate(labels)})
+        architectures = config.get("architectures") or []
+        exported["architectures"] = [name.replace("ForCausalLM", "ForTokenClassification") for name in architectures]
+    return exported
 
 
 def _partial(folder: Path) -> Path:

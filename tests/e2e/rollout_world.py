@@ -48,7 +48,9 @@ class World:
 
         return self._runner.run(bounded())
 
-    def transfer(self, folder: Path, version: int, wrap: Wrap = lambda transport: transport) -> list[str]:
+    def transfer(
+        self, folder: Path, version: int, wrap: Wrap = lambda transport: transport, chunk_bytes: int = 1 << 15
+    ) -> list[str]:
         """Send a checkpoint to the paused engine; return the checksum mismatches."""
         tensors = {
             name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if name in self._canonical
@@ -57,7 +59,7 @@ class World:
             {name: LocalTensor(name, tuple(t.shape), DTYPES[t.dtype]) for name, t in tensors.items()},
             Place("actor", 0, "node", "actor-0"),
         )
-        plan = build_plan([source], self.maps, chunk_bytes=1 << 15)
+        plan = build_plan([source], self.maps, chunk_bytes=chunk_bytes)
         meet = Rendezvous("shm", uuid.uuid4().hex[:12], "127.0.0.1", _free_port(), 20.0)
         return self.run(self._transfer(plan, meet, tensors, version, wrap))
 
@@ -79,10 +81,10 @@ class World:
             await self.engine.disconnect()
         return compare_reports(plan, [await sending], received)
 
-    def update(self, folder: Path) -> None:
+    def update(self, folder: Path, chunk_bytes: int = 1 << 15) -> None:
         """Bring a checkpoint into force as the next version."""
         self.run(self.engine.pause(30.0))
-        assert self.transfer(folder, self.version + 1) == []
+        assert self.transfer(folder, self.version + 1, chunk_bytes=chunk_bytes) == []
         self.run(self.engine.commit(self.version + 1))
         self.run(self.engine.resume())
         self.version += 1

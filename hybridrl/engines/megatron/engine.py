@@ -25,7 +25,7 @@ from hybridrl.engines.megatron.micro_batches import MicroBatch, PackingRules, sc
 from hybridrl.engines.megatron.model import build_chunks, check_tensors, named_tensors
 from hybridrl.engines.megatron.objectives import Objective, Sum, policy_objective, supervised_objective
 from hybridrl.engines.megatron.optimizer import Optimizer, StepResult, wrap_chunks
-from hybridrl.engines.megatron.pipeline import MicroResult, Pipeline
+from hybridrl.engines.megatron.pipeline import LossFunction, MicroResult, Pipeline
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
 from hybridrl.engines.megatron.router_replay import RouterReplay, Routing
@@ -106,7 +106,9 @@ class MegatronEngine:
             if replays_routing
             else None
         )
-        self._pipeline = Pipeline(trained or self._chunks, config, groups, vocab, self._replay)
+        self._pipeline = Pipeline(
+            trained or self._chunks, config, groups, None if spec.value_head else vocab, self._replay
+        )
 
     def shard_map(self, place: Place) -> ShardMap:
         """Return where this rank keeps its weights; `place` says whose memory that is."""
@@ -149,6 +151,7 @@ class MegatronEngine:
         Args:
             temperature: Divides the logits, as in sampling.
         """
+        self._check_has_vocabulary()
         positions = np.arange(batch.token_ids.shape[1])
         picked = (positions > 0) & (positions < batch.lengths[:, None])
         batches = self._split(batch, picked, {})
@@ -210,18 +213,9 @@ class MegatronEngine:
         temperature: float,
         want_logprobs: bool,
     ) -> UpdateMetrics | None:
-        if self._optimizer is None:
-            raise EngineError("update was called on a frozen model; give the engine an optimizer to train it")
-        if (values["loss_weights"][~picked] != 0).any():
-            row, token = np.argwhere((values["loss_weights"] != 0) & ~picked)[0]
-            raise EngineError(f"loss_weights of token {token} in row {row} is not 0, but loss_mask leaves it out")
+        self._check_has_vocabulary()
         batches = self._split(batch, picked, values)
-        self._optimizer.zero_grad()
-        if self._replay:
-            self._replay.start_replaying(_replayed_routing(batch), is_training=True)
-        results = self._pipeline.forward_backward(batches, temperature, objective)
-        replayed = self._finish_replay()
-        step = self._optimizer.step()
+        results, step, replayed = self._step(batch, batches, temperature, objective)
         if not self._groups.is_last_stage:
             return None
         sums = self._total(results)
@@ -229,7 +223,24 @@ class MegatronEngine:
         logprobs = scatter_back(picked, batches, pieces, self._groups) if want_logprobs else None
         if not self._groups.is_reporting:
             return None
-        return _metrics(sums, step, self._optimizer.num_skipped, replayed, logprobs)
+        return _metrics(sums, step, replayed, logprobs)
+
+    def _step(
+        self, batch: SequenceBatch, batches: list[MicroBatch], temperature: float, objective: LossFunction
+    ) -> tuple[list[MicroResult], StepResult, tuple[int, int]]:
+        """Run forward and backward and step; return results, the step, and choices of experts replayed and changed."""
+        if self._optimizer is None:
+            raise EngineError("update was called on a frozen model; give the engine an optimizer to train it")
+        self._optimizer.zero_grad()
+        if self._replay:
+            self._replay.start_replaying(_replayed_routing(batch), is_training=True)
+        results = self._pipeline.forward_backward(batches, temperature, objective)
+        replayed = self._finish_replay()
+        return results, self._optimizer.step(), replayed
+
+    def _check_has_vocabulary(self) -> None:
+        if self.layout.spec.value_head:
+            raise EngineError(f"{self.layout.spec.family}: the model has a value head and gives no log-probs")
 
     def _forward(
         self, batch: SequenceBatch, batches: list[MicroBatch], temperature: float
@@ -285,9 +296,16 @@ class MegatronEngine:
             raise ReshardError(failure[0])
 
     def _split(
-        self, batch: SequenceBatch, picked: NDArray[np.bool_], values: Mapping[str, NDArray[np.float32]]
+        self,
+        batch: SequenceBatch,
+        picked: NDArray[np.bool_],
+        values: Mapping[str, NDArray[np.float32]],
+        lead: int = 1,
     ) -> list[MicroBatch]:
-        return micro_batches.split(batch, picked, values, self._groups, self._packing, self._cost)
+        if "loss_weights" in values and (outside := (values["loss_weights"] != 0) & ~picked).any():
+            row, token = np.argwhere(outside)[0]
+            raise EngineError(f"loss_weights of token {token} in row {row} is not 0, but loss_mask leaves it out")
+        return micro_batches.split(batch, picked, values, self._groups, self._packing, self._cost, lead)
 
     def _total(self, results: list[MicroResult]) -> list[float]:
         """Add up the sums of all micro-batches of all data-parallel and context-parallel ranks. Collective over the last stage."""
@@ -333,7 +351,6 @@ def _replayed_routing(batch: SequenceBatch) -> Routing:
 def _metrics(
     sums: list[float],
     step: StepResult,
-    num_skipped: int,
     replayed: tuple[int, int],
     logprobs: NDArray[np.float32] | None,
 ) -> UpdateMetrics:
@@ -349,7 +366,7 @@ def _metrics(
         ref_kl=sums[Sum.REF_KL] / num_tokens,
         num_tokens=int(sums[Sum.TOKENS]),
         is_skipped=step.is_skipped,
-        num_skipped=num_skipped,
+        num_skipped=step.num_skipped,
         num_replayed=replayed[0],
         num_replay_changed=replayed[1],
         logprobs=logprobs,

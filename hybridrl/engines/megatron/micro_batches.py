@@ -60,14 +60,14 @@ class PackingRules:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One rank's part of the packed tokens of one forward pass, and the tokens whose log-prob is wanted.
+    """One rank's part of the packed tokens of one forward pass, and the tokens whose log-prob or value is wanted.
 
     Attributes:
         token_ids: [1, tokens] int64.
         position_ids: [1, tokens] int64; restart with each sequence.
         packed: Where sequences begin and end.
         places: [tokens] int64; where each token stands in the flattened [num_samples, max_tokens] batch, -1 for alignment.
-        predicting: [num_picked] int64; the position before each picked token.
+        predicting: [num_picked] int64; the position before each picked token, or of the token itself for values.
         targets: [num_picked] int64; the picked tokens.
         picks: [num_picked] int64; which of the call's picked tokens they are, counted in row order.
         values: Further [num_picked] float32 values of the picked tokens, by name.
@@ -90,18 +90,20 @@ def split(
     groups: ProcessGroups,
     rules: PackingRules,
     cost: SequenceCost,
+    lead: int = 1,
 ) -> list[MicroBatch]:
     """Cut `batch` into micro-batches. Collective over all ranks.
 
     Args:
         picked: [num_samples, max_tokens] bool; tokens whose log-prob is wanted.
         values: [num_samples, max_tokens] arrays that the loss needs at the picked tokens.
+        lead: How many tokens before each picked one the model's output for it stands: 1 for log-probs, 0 for values.
 
     Raises:
         EngineError: When a picked token is the first of its row or lies beyond its end, or a row is longer than a
             micro-batch may be.
     """
-    _check_picked(batch, picked)
+    _check_picked(batch, picked, lead)
     widths = rules.widths(batch.lengths)
     if widths.max(initial=0) > rules.max_tokens:
         row = int(widths.argmax())
@@ -116,14 +118,14 @@ def split(
         finer = balanced_parts(costs, num_parts)
         empty = [np.zeros(0, dtype=np.int64)] * (num_parts - len(parts))
         parts = finer if _fit(finer, widths, rules) else [*parts, *empty]
-    packer = _Packer(batch, picked, values, widths, groups, rules.total_multiple)
+    packer = _Packer(batch, picked, values, widths, groups, rules.total_multiple, lead)
     return [packer.pack(part) for part in _hill(parts, costs)]
 
 
-def _check_picked(batch: SequenceBatch, picked: NDArray[np.bool_]) -> None:
+def _check_picked(batch: SequenceBatch, picked: NDArray[np.bool_], lead: int) -> None:
     beyond = np.arange(picked.shape[1]) >= batch.lengths[:, None]
     for wrong, why in (
-        (picked[:, :1], "is the first of its row, which nothing predicts"),
+        (picked[:, :lead], "is the first of its row, which nothing predicts"),
         (picked & beyond, "lies beyond its row's length"),
     ):
         if wrong.any():
@@ -196,6 +198,7 @@ class _Packer:
         widths: Index,
         groups: ProcessGroups,
         total_multiple: int,
+        lead: int,
     ) -> None:
         self._batch, self._widths, self._total_multiple = batch, widths, total_multiple
         self._groups = groups
@@ -203,7 +206,7 @@ class _Packer:
         self._targets = batch.token_ids[rows, tokens].astype(np.int64)
         self._values = {name: np.asarray(value[rows, tokens], dtype=np.float32) for name, value in values.items()}
         self._pick_at = np.full(batch.token_ids.shape, -1, dtype=np.int64)
-        self._pick_at[rows, tokens - 1] = np.arange(len(rows))
+        self._pick_at[rows, tokens - lead] = np.arange(len(rows))
 
     def pack(self, part: Index) -> MicroBatch:
         cp_size, cp_rank = self._groups.sizes.cp, self._groups.at.cp

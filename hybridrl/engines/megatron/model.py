@@ -17,6 +17,7 @@ from hybridrl.engines.megatron.model_fields import latent_norm_epsilon
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.engines.megatron.rotary import YarnTransformerConfig, set_rotary_embeddings
 from hybridrl.engines.megatron.transformer_config import block_spec
+from hybridrl.engines.megatron.value_output import ValueOutput
 from hybridrl.errors import LayoutError
 from hybridrl.layout.box import DType
 from hybridrl.layout.megatron import MegatronLayout
@@ -35,13 +36,18 @@ def build_chunks(layout: MegatronLayout, config: TransformerConfig, groups: Proc
     tensor_parallel.model_parallel_cuda_manual_seed(seed, tp_rank=at.tp, ep_rank=at.ep, etp_rank=at.etp)
     chunks = layout.chunks(at.pp)
     return [
-        _build_chunk(layout, config, groups, index if len(chunks) > 1 else None, chunk)
+        _build_chunk(layout, config, groups, seed, index if len(chunks) > 1 else None, chunk)
         for index, chunk in enumerate(chunks)
     ]
 
 
 def _build_chunk(
-    layout: MegatronLayout, config: TransformerConfig, groups: ProcessGroups, vp_stage: int | None, chunk: ModelChunk
+    layout: MegatronLayout,
+    config: TransformerConfig,
+    groups: ProcessGroups,
+    seed: int,
+    vp_stage: int | None,
+    chunk: ModelChunk,
 ) -> GPTModel:
     spec = layout.spec
     with cuda_tensor_methods():
@@ -53,13 +59,15 @@ def _build_chunk(
             pre_process=chunk.has_embedding,
             post_process=chunk.has_output,
             parallel_output=True,
-            share_embeddings_and_output_weights=spec.is_tied,
+            share_embeddings_and_output_weights=spec.is_tied and spec.value_head is None,
             position_embedding_type="yarn" if isinstance(config, YarnTransformerConfig) else "rope",
             rotary_base=spec.rope.theta,
             rotary_percent=spec.rope.fraction,
             pg_collection=groups.collection,
             vp_stage=vp_stage,
         )
+    if spec.value_head and chunk.has_output:
+        model.output_layer = ValueOutput(spec.value_head, config, seed, groups.collection.tp)
     set_rotary_embeddings(model, spec)
     _set_latent_norm_epsilon(model, latent_norm_epsilon(spec))
     _mark_experts(model)

@@ -42,11 +42,17 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One attempted optimizer step; `grad_norm` is before clipping."""
+    """One attempted optimizer step.
+
+    Attributes:
+        grad_norm: Before clipping.
+        num_skipped: Skipped steps so far.
+    """
 
     grad_norm: float
     lr: float
     is_skipped: bool
+    num_skipped: int
 
 
 def wrap_chunks(
@@ -123,12 +129,12 @@ class Optimizer:
         grad_norm = float(self._optimizer.get_grad_norm())
         if not math.isfinite(grad_norm):
             self.num_skipped += 1
-            return StepResult(grad_norm, lr, is_skipped=True)
+            return StepResult(grad_norm, lr, True, self.num_skipped)
         self._clip(grad_norm)
         for group in self._optimizer.param_groups:
             group["lr"] = lr * group.get("lr_mult", 1.0)
         self._optimizer.step_with_ready_grads()
-        return StepResult(grad_norm, lr, is_skipped=False)
+        return StepResult(grad_norm, lr, False, self.num_skipped)
 
     def _clip(self, grad_norm: float) -> None:
         bound = self._config.clip_grad_norm

@@ -19,9 +19,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hybridrl.engines.megatron.logprobs import VocabSlice, token_logprobs
 from hybridrl.engines.megatron.micro_batches import MicroBatch
-from hybridrl.engines.megatron.objectives import Objective
+from hybridrl.engines.megatron.objectives import Values
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.engines.megatron.router_replay import RouterReplay
+
+LossFunction = Callable[[torch.Tensor, torch.Tensor, Values], tuple[torch.Tensor, torch.Tensor]]
+"""(logprobs, entropies, values) of picked tokens -> loss of the micro-batch, summed, and the vector of its sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +32,9 @@ class MicroResult:
     """What the last stage keeps of one micro-batch.
 
     Attributes:
-        logprobs: [num_picked] float32.
-        entropies: [num_picked] float32.
-        sums: [len(Sum)] float64, or None in a forward pass without a loss.
+        logprobs: [num_picked] float32; of a model with a value head its values.
+        entropies: [num_picked] float32; 0 of a model with a value head.
+        sums: What the objective sums up, float64, or None in a forward pass without a loss.
     """
 
     logprobs: torch.Tensor
@@ -44,7 +47,7 @@ class Pipeline:
 
     Args:
         chunks: Model chunks, as the schedule runs them.
-        vocab: This rank's columns of the logits.
+        vocab: This rank's columns of the logits; None for a model with a value head.
         replay: The routers, when they record or replay.
     """
 
@@ -53,7 +56,7 @@ class Pipeline:
         chunks: Sequence[torch.nn.Module],
         config: TransformerConfig,
         groups: ProcessGroups,
-        vocab: VocabSlice,
+        vocab: VocabSlice | None,
         replay: RouterReplay | None,
     ) -> None:
         self._chunks = list(chunks)
@@ -72,12 +75,14 @@ class Pipeline:
         return self._run(batches, temperature, None)
 
     def forward_backward(
-        self, batches: Sequence[MicroBatch], temperature: float, objective: Objective
+        self, batches: Sequence[MicroBatch], temperature: float, objective: LossFunction
     ) -> list[MicroResult]:
         """Add the gradient of the summed loss to the gradient buffers, and reduce them over ranks. Collective over all ranks."""
         return self._run(batches, temperature, objective)
 
-    def _run(self, batches: Sequence[MicroBatch], temperature: float, objective: Objective | None) -> list[MicroResult]:
+    def _run(
+        self, batches: Sequence[MicroBatch], temperature: float, objective: LossFunction | None
+    ) -> list[MicroResult]:
         results: list[MicroResult] = self._schedule(
             forward_step_func=partial(self._step, temperature=temperature, objective=objective),
             data_iterator=[iter(batches) for _ in self._chunks],
@@ -94,7 +99,7 @@ class Pipeline:
         return results
 
     def _step(
-        self, data: Iterator[MicroBatch], model: torch.nn.Module, *, temperature: float, objective: Objective | None
+        self, data: Iterator[MicroBatch], model: torch.nn.Module, *, temperature: float, objective: LossFunction | None
     ) -> tuple[torch.Tensor, Callable[..., object]]:
         batch = next(data)
         if self._replay:
@@ -111,12 +116,15 @@ class Pipeline:
         self,
         batch: MicroBatch,
         temperature: float,
-        objective: Objective | None,
+        objective: LossFunction | None,
         logits: torch.Tensor,
         non_loss_data: bool = False,
     ) -> object:
         rows = logits.view(-1, logits.size(-1)).index_select(0, batch.predicting)
-        logprobs, entropies = token_logprobs(rows, batch.targets, self._vocab, temperature)
+        if self._vocab is None:
+            logprobs, entropies = rows[:, 0], torch.zeros(len(rows), device=rows.device)
+        else:
+            logprobs, entropies = token_logprobs(rows, batch.targets, self._vocab, temperature)
         if objective is None:
             return MicroResult(logprobs, entropies, None)
         loss, sums = objective(logprobs, entropies, batch.values)

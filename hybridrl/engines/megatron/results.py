@@ -25,6 +25,35 @@ class LogprobResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueMetrics:
+    """One optimizer step of a critic, over the global batch; the same on every reporting rank.
+
+    Attributes:
+        loss: Weighted sum of token losses.
+        grad_norm: Before clipping.
+        lr: Learning rate of this step.
+        value_mean: Mean value over the tokens of the loss, before the step.
+        return_mean: Mean return over them.
+        explained_variance: 1 - mean squared error / variance of the returns; 0 when they do not vary.
+        clip_fraction: Share of tokens whose value was further from the old one than the clip allows.
+        num_tokens: Tokens of the loss.
+        is_skipped: Whether gradients were not finite, so that the parameters stayed as they were.
+        num_skipped: Skipped steps since the engine started.
+    """
+
+    loss: float
+    grad_norm: float
+    lr: float
+    value_mean: float
+    return_mean: float
+    explained_variance: float
+    clip_fraction: float
+    num_tokens: int
+    is_skipped: bool
+    num_skipped: int
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateMetrics:
     """One optimizer step, over the global batch; the same on every reporting rank.
 

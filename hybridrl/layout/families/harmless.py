@@ -32,6 +32,7 @@ _EXECUTION = {"ep_size", "experts_implementation", "pretraining_tp"}
 # Of training from scratch: initial values, dropout (never used here) and losses that balance the experts.
 _PRETRAINING = {
     "attention_dropout",
+    "classifier_dropout",
     "aux_loss_alpha",
     "embd_pdrop",
     "hidden_dropout",

@@ -43,7 +43,11 @@ def _place_chunk(out: RankSlices, chunk: ModelChunk, local: str) -> None:
     if chunk.has_mtp:
         for depth, mtp in enumerate(spec.mtp_layers):
             _place_mtp(out, mtp, f"{local}.mtp.layers.{depth}")
-    if chunk.has_output and not (spec.is_tied and chunk.has_embedding):
+    if chunk.has_output and spec.value_head:
+        out.whole(spec.value_head.weight, f"{local}.output_layer.weight")
+        if spec.value_head.bias:
+            out.whole(spec.value_head.bias, f"{local}.output_layer.bias")
+    elif chunk.has_output and not (spec.is_tied and chunk.has_embedding):
         out.vocab(spec.embedding if spec.is_tied else spec.output, f"{local}.output_layer.weight")
 
 
