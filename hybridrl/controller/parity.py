@@ -72,7 +72,7 @@ def compare_engines(config: ExperimentConfig, options: ParityOptions, run_dir: P
         EngineError: An engine did not start, or its process died.
     """
     spec = read_model_spec(Path(config.model.path))
-    _check_memory(spec)
+    check_memory(spec, _free_bytes())
     token_ids = _token_ids(config, spec, options.num_tokens)
     status("parity: transformers")
     reference = score_with_transformers(config, token_ids)
@@ -80,7 +80,7 @@ def compare_engines(config: ExperimentConfig, options: ParityOptions, run_dir: P
     want = token_logprobs(logits, token_ids)
     status("parity: Megatron, one rank")
     megatron = score_with_megatron(config, token_ids)
-    one_rank = _gap("Megatron, one rank", megatron.values[Site(Operator.LOGITS)], logits, token_ids)
+    one_rank = _gap("Megatron model, one rank", megatron.values[Site(Operator.LOGITS)], logits, token_ids)
     status("parity: Megatron, configured layout")
     layout = LogprobGap(_layout_name(config), _largest(_logprobs_in_layout(config, token_ids, run_dir) - want))
     vllm = None
@@ -90,16 +90,20 @@ def compare_engines(config: ExperimentConfig, options: ParityOptions, run_dir: P
     return make_report(options, reference, megatron, one_rank, layout, vllm)
 
 
-def _check_memory(spec: ModelSpec) -> None:
+def check_memory(spec: ModelSpec, free_bytes: int) -> None:
+    """Refuse a model that no process could hold in float32.
+
+    Raises:
+        ConfigError: With both sizes.
+    """
     num_parameters = sum(math.prod(tensor.shape) for tensor in spec.tensors().values())
-    needed, free = 4 * num_parameters, _free_bytes()
-    if needed > free:
-        raise ConfigError(
-            [
-                f"model.path: {num_parameters / 1e9:,.1f} billion parameters take {needed / 2**30:,.0f} GiB in float32, and "
-                f"{free / 2**30:,.0f} GiB of memory are free; compare a model of the same family with fewer layers"
-            ]
+    needed_bytes = 4 * num_parameters
+    if needed_bytes > free_bytes:
+        problem = (
+            f"model.path: got a model of {num_parameters:,} parameters, {needed_bytes / 2**30:,.1f} GiB in float32, expected at "
+            f"most the {free_bytes / 2**30:,.1f} GiB of memory that are free; compare a model of the same family with fewer layers"
         )
+        raise ConfigError([problem])
 
 
 def _free_bytes() -> int:
@@ -135,7 +139,9 @@ def _logprobs_in_layout(config: ExperimentConfig, token_ids: list[int], run_dir:
 def _layout_name(config: ExperimentConfig) -> str:
     parallel = config.actor.parallel
     degrees = {axis: getattr(parallel, f"{axis}_size") for axis in ("tp", "pp", "vpp", "cp", "dp", "ep", "etp")}
-    return "Megatron, " + (" ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "1 rank")
+    return "Megatron engine, " + (
+        " ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "one rank"
+    )
 
 
 def _gap(engine: str, got: Floats, logits: Floats, token_ids: list[int]) -> LogprobGap:

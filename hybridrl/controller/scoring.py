@@ -27,7 +27,7 @@ def score_with_transformers(config: ExperimentConfig, token_ids: list[int]) -> A
     Raises:
         EngineError: The process died, as it does when memory runs out.
     """
-    return _in_process("transformers", _transformers, config, token_ids)
+    return run_in_process("transformers", _transformers, config, token_ids)
 
 
 def score_with_megatron(config: ExperimentConfig, token_ids: list[int]) -> Activations:
@@ -36,7 +36,7 @@ def score_with_megatron(config: ExperimentConfig, token_ids: list[int]) -> Activ
     Raises:
         EngineError: As above.
     """
-    return _in_process("Megatron on one rank", _megatron, config, token_ids)
+    return run_in_process("Megatron on one rank", _megatron, config, token_ids)
 
 
 def score_with_vllm(config: ExperimentConfig, token_ids: list[int]) -> Floats:
@@ -45,12 +45,17 @@ def score_with_vllm(config: ExperimentConfig, token_ids: list[int]) -> Floats:
     Raises:
         EngineError: As above.
     """
-    return _in_process("vLLM", _vllm, config, token_ids)
+    return run_in_process("vLLM", _vllm, config, token_ids)
 
 
-def _in_process(
+def run_in_process(
     name: str, score: Callable[[ExperimentConfig, list[int]], T], config: ExperimentConfig, token_ids: list[int]
 ) -> T:
+    """Call `score` in a fresh process.
+
+    Raises:
+        EngineError: The process died.
+    """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(score, config, token_ids).result()

@@ -16,7 +16,15 @@ _CELL_WIDTH = len("1.0e-06")
 def parity_table(report: ParityReport) -> RenderableType:
     """Lay out a report."""
     findings = [Text(line, style="green" if report.is_ok else "bold red") for line in report.findings()]
-    return Group(_operators(report), _engines(report), *findings)
+    outside = "; ".join(f"{x.site} {x.relative:.1e}" for x in report.operators if x.site.layer is None)
+    return Group(
+        "Megatron on one rank: difference from transformers, float32, relative to the largest value",
+        _operators(report),
+        outside,
+        "\nAll engines: absolute difference from transformers, float32",
+        _engines(report),
+        *findings,
+    )
 
 
 def _operators(report: ParityReport) -> Table:
@@ -24,22 +32,18 @@ def _operators(report: ParityReport) -> Table:
     layers = sorted({site.layer for site in found if site.layer is not None})
     operators = [operator for operator in Operator if any(Site(operator, layer) in found for layer in layers)]
     bound = report.options.tolerance
-    table = Table(
-        title="Megatron on one rank: relative difference from transformers, float32", box=SIMPLE_HEAD, padding=0
-    )
+    table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("layer")
     for operator in operators:
         table.add_column(operator.value.replace(" ", "\n"), justify="right", overflow="fold", min_width=_CELL_WIDTH)
     for layer in layers:
         cells = [_cell(found.get(Site(operator, layer)), bound) for operator in operators]
         table.add_row(str(layer), *cells)
-    outside = [f"{site.operator.value} {value:.1e}" for site, value in found.items() if site.layer is None]
-    table.caption = "; ".join(outside)
     return table
 
 
 def _engines(report: ParityReport) -> Table:
-    table = Table(title="Absolute difference from transformers, float32", box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD)
     for name in ("engine", "logits", "log-probs"):
         table.add_column(name, justify="left" if name == "engine" else "right")
     for gap in report.gaps:
