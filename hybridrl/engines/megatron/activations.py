@@ -48,8 +48,10 @@ def _hooks(model: GPTModel, recorded: Activations) -> list[RemovableHandle]:
         for name, operator in _MODULES.items():
             if not isinstance(module := getattr(layer, name), IdentityOp):
                 handles.append(module.register_forward_hook(_keep(recorded, operator, index)))
-        core = layer.self_attention.core_attention
-        handles.append(core.register_forward_hook(_keep_attention(recorded, index), with_kwargs=True))
+        attention = layer.self_attention
+        value_dim = attention.config.v_head_dim if attention.config.multi_latent_attention else None
+        keep = _keep_attention(recorded, index, value_dim)
+        handles.append(attention.core_attention.register_forward_hook(keep, with_kwargs=True))
         if isinstance(layer.mlp, MoELayer):
             handles.append(layer.mlp.register_forward_hook(_keep_experts(recorded, index)))
         handles.append(layer.register_forward_hook(_keep(recorded, Operator.LAYER, index)))
@@ -66,11 +68,19 @@ def _keep(recorded: Activations, operator: Operator, layer: int | None) -> Calla
     return hook
 
 
-def _keep_attention(recorded: Activations, layer: int) -> Callable[..., None]:
+def _keep_attention(recorded: Activations, layer: int, value_dim: int | None) -> Callable[..., None]:
+    """Keep what enters and leaves core attention, without what Megatron-core 0.17 and later pad latent values by.
+
+    Args:
+        value_dim: Width of a value head; None when it is never padded.
+    """
+
     def hook(core: nn.Module, inputs: tuple[torch.Tensor, ...], keywords: Any, output: torch.Tensor) -> None:
         query, key, value = (_floats(tensor) for tensor in inputs[:3])
-        recorded.add_attention(layer, query, key, value, core.scale if isinstance(core, CausalAttention) else None)
-        recorded.add(Operator.CORE_ATTENTION, layer, _floats(output))
+        scale = core.scale if isinstance(core, CausalAttention) else None
+        recorded.add_attention(layer, query, key, value[..., :value_dim], scale)
+        heads = _floats(output).reshape(*query.shape[:2], -1)[..., :value_dim]
+        recorded.add(Operator.CORE_ATTENTION, layer, heads.reshape(len(heads), -1))
 
     return hook
 
