@@ -11,7 +11,7 @@ from hybridrl.controller.scoring import run_in_process
 from hybridrl.errors import EngineError
 from tests.e2e.runs import CALC, demo_config
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_all_engines_agree_and_a_tolerance_of_zero_finds_the_first_rounding(tmp_path, capfd):
