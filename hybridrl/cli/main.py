@@ -1,7 +1,7 @@
-"""The command line: ``hybridrl train FILE [key=value ...]``, ``hybridrl sft FILE [...]``, ``hybridrl check FILE [...]``.
+"""The command line: ``hybridrl train FILE [key=value ...]``; ``sft``, ``check`` and ``parity`` likewise.
 
 The only place that reads arguments. Everything that can be refused is refused here, before an engine is imported.
-Exit codes: 0 done, 1 the run failed, 2 the configuration or the data is wrong, 130 interrupted.
+Exit codes: 0 done, 1 the run failed or the engines disagree, 2 the configuration or the data is wrong, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.errors import ConfigError, DataError, HybridRLError
+from hybridrl.parity.options import ParityOptions
 from hybridrl.preflight.check import Checked, load_checked
 from hybridrl.preflight.command import Command
 
@@ -22,15 +24,22 @@ EXIT_OK, EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a person asked for."""
+    """What a person asked for.
+
+    Attributes:
+        command: What the configuration is for.
+        parity: How to compare the engines, when that is asked instead of a run.
+    """
 
     path: Path
     overrides: tuple[str, ...]
     command: Command
     is_check_only: bool
+    parity: ParityOptions | None = None
 
 
 Run = Callable[[ExperimentConfig], int]
+N = TypeVar("N", int, float)
 
 
 def controller(command: Command) -> Run:
@@ -38,6 +47,13 @@ def controller(command: Command) -> Run:
     from hybridrl.controller.run import sft, train
 
     return sft if command is Command.SFT else train
+
+
+def parity_check(options: ParityOptions) -> Run:
+    """Return what compares the engines; imports the controller only now."""
+    from hybridrl.controller.parity import parity
+
+    return lambda config: parity(config, options)
 
 
 def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run] = controller) -> int:
@@ -53,7 +69,10 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
     request = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         checked = load_checked(request.path, request.overrides, request.command)
-        return _check(checked) if request.is_check_only else runner(request.command)(checked.config)
+        if request.is_check_only:
+            return _check(checked)
+        run = parity_check(request.parity) if request.parity is not None else runner(request.command)
+        return run(checked.config)
     except ConfigError as e:
         _complain(f"{request.path}: {len(e.problems)} problem(s) in the configuration; nothing was started", e)
         return EXIT_WRONG_INPUT
@@ -77,6 +96,7 @@ def _parse(arguments: Sequence[str]) -> Request:
         ("train", "train a policy with reinforcement learning"),
         ("sft", "fine-tune on demonstrations"),
         ("check", "check a configuration and its data, and print what follows from it"),
+        ("parity", "compare Megatron and vLLM with transformers, operator by operator"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("file", type=Path, metavar="FILE", help="YAML configuration")
@@ -87,10 +107,47 @@ def _parse(arguments: Sequence[str]) -> Request:
             command.add_argument(
                 "--sft", action="store_true", help="check it for hybridrl sft instead of hybridrl train"
             )
+        if name == "parity":
+            _add_parity_options(command)
     parsed = parser.parse_args(arguments)
     is_check_only = parsed.command == "check"
     command_kind = Command.SFT if parsed.command == "sft" or (is_check_only and parsed.sft) else Command.TRAIN
-    return Request(parsed.file, tuple(parsed.overrides), command_kind, is_check_only)
+    options = _parity_options(parsed) if parsed.command == "parity" else None
+    return Request(parsed.file, tuple(parsed.overrides), command_kind, is_check_only, options)
+
+
+def _add_parity_options(command: argparse.ArgumentParser) -> None:
+    default = ParityOptions()
+    command.add_argument("--no-vllm", action="store_true", help="compare Megatron only")
+    command.add_argument(
+        "--num-tokens", type=_number(int, 2), default=default.num_tokens, help="length of the sequence (%(default)s)"
+    )
+    command.add_argument(
+        "--tolerance",
+        type=_number(float, 0),
+        default=default.tolerance,
+        help="bound on an operator's difference, relative to its largest value (%(default)s)",
+    )
+    command.add_argument(
+        "--logprob-tolerance",
+        type=_number(float, 0),
+        default=default.logprob_tolerance,
+        help="bound on a log-prob's difference, in nats (%(default)s)",
+    )
+
+
+def _parity_options(parsed: argparse.Namespace) -> ParityOptions:
+    return ParityOptions(parsed.num_tokens, parsed.tolerance, parsed.logprob_tolerance, not parsed.no_vllm)
+
+
+def _number(kind: type[N], at_least: int) -> Callable[[str], N]:
+    def number(text: str) -> N:
+        value = kind(text)
+        if not value >= at_least:
+            raise argparse.ArgumentTypeError(f"got {text}, expected a number >= {at_least}")
+        return value
+
+    return number
 
 
 def _check(checked: Checked) -> int:

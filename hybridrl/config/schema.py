@@ -513,6 +513,11 @@ class TrainerConfig:
     rollout_timeout_s: float = setting(600.0, "Seconds that the rollouts of one step may take", above=0)
     train_timeout_s: float = setting(600.0, "Seconds that one log-prob pass or update may take", above=0)
     startup_timeout_s: float = setting(900.0, "Seconds that starting one role may take", above=0)
+    parity_check: bool = setting(
+        False,
+        "Before the first step, hold Megatron in its layout and vLLM against transformers as `hybridrl parity` does, and fail the "
+        "run when they disagree",
+    )
     save_hf_at_end: bool = setting(True, "Export the trained policy as an HF checkpoint under the run folder")
 
 

@@ -15,6 +15,7 @@ from types import FrameType
 from hybridrl.config.dump import resolved_yaml
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.controller.evaluation import Evaluator
+from hybridrl.controller.parity import require_parity
 from hybridrl.controller.startup import start_actor, start_roles
 from hybridrl.controller.supervised import train_supervised
 from hybridrl.controller.trainer import Trainer, TrainResult
@@ -46,6 +47,8 @@ def train(config: ExperimentConfig) -> int:
     def run(recorder: RunRecorder) -> str:
         for note in dataset.notes:
             recorder.status(note)
+        if config.trainer.parity_check:
+            require_parity(config, recorder.run_dir, recorder.status)
         with (
             contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts)) as scorer,
             start_roles(config, recorder.run_dir, dataset.train.first.token_ids) as roles,

@@ -90,7 +90,27 @@ def test_a_command_gets_the_checked_configuration(tmp_path: Path, name: str, tex
     assert seen == [(Command(name), 9)]
 
 
-@pytest.mark.parametrize("arguments", [[], ["train"], ["fly", "x.yaml"], ["train", "x.yaml", "--fast"]])
+def test_parity_refuses_a_model_of_no_known_family_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_experiment(tmp_path)
+    config = tmp_path / "weights" / "config.json"
+    config.write_text(config.read_text().replace('"qwen3_moe"', '"acme"'))
+    assert main(["parity", str(path)]) == 2
+    printed = capsys.readouterr().err
+    assert "acme" in printed
+    assert "deepseek_v3" in printed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["train"],
+        ["fly", "x.yaml"],
+        ["train", "x.yaml", "--fast"],
+        ["parity", "x.yaml", "--num-tokens", "1"],
+        ["parity", "x.yaml", "--tolerance", "nan"],
+    ],
+)
 def test_wrong_usage_prints_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
