@@ -13,7 +13,15 @@ import numpy as np
 import torch
 
 from hybridrl.algos.policy_loss import PolicyLossConfig
-from hybridrl.config.schema import MicroBatchConfig, OptimizerConfig, ParallelConfig, Platform, Precision, Recompute
+from hybridrl.config.schema import (
+    MicroBatchConfig,
+    MoeConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    Platform,
+    Precision,
+    Recompute,
+)
 from hybridrl.data.batch import PolicyBatch, SequenceBatch
 from hybridrl.engines.megatron import cpu
 from hybridrl.engines.megatron.engine import MegatronEngine
@@ -62,6 +70,7 @@ class Setup:
     micro_batch: MicroBatchConfig = field(default_factory=lambda: MicroBatchConfig(tokens=40))
     recompute: Recompute = Recompute.NONE
     replays_routing: bool = False
+    moe: MoeConfig = field(default_factory=MoeConfig)
     vocab_divisor: int = 1
     num_optimizer_steps: int = 0
 
@@ -83,6 +92,7 @@ def build(
         vocab_divisor=setup.vocab_divisor,
         recompute=setup.recompute,
         replays_routing=setup.replays_routing,
+        moe=setup.moe,
     )
     copy_in(built.shard_map(place(groups.rank)), setup.weights, built.tensors())
     built.parameters_changed()
@@ -135,9 +145,7 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def ragged_batch(
-    num_rows: int, vocab_size: int, seed: int = 0, width: int = 16, max_tokens: int = 13
-) -> PolicyBatch:
+def ragged_batch(num_rows: int, vocab_size: int, seed: int = 0, width: int = 16, max_tokens: int = 13) -> PolicyBatch:
     """Rows of 3 to `max_tokens` tokens in arrays that may be wider than any of them."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(3, max_tokens + 1, num_rows).astype(np.int32)
