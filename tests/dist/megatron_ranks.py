@@ -276,6 +276,24 @@ def supervised_updates(
         return [built.update_supervised(batch, weights) for _ in range(num_steps)]
 
 
+def step_without_loss(
+    rank: int, init_method: str, setup: Setup, batch: SequenceBatch
+) -> tuple[UpdateMetrics | None, list[tuple[str, tuple[slice, ...], torch.Tensor]]]:
+    """Update on rows that carry no loss; return what was subtracted from each parameter and buffer."""
+    with engine(rank, init_method, setup) as built:
+        start = {name: tensor.clone() for name, tensor in built.tensors().items()}
+        metrics = built.update_supervised(batch, np.zeros(batch.token_ids.shape, dtype=np.float32))
+        stepped = {name: start[name] - tensor for name, tensor in built.tensors().items()}
+        return metrics, copy_out(built.shard_map(place(rank)), stepped)
+
+
+def main_parameters(rank: int, init_method: str, setup: Setup) -> list[tuple[torch.dtype, int]]:
+    """Return element type and size of what this rank's AdamW works on."""
+    with engine(rank, init_method, setup) as built:
+        groups = built._optimizer._optimizer.param_groups
+        return [(p.dtype, p.numel()) for group in groups for p in group["params"]]
+
+
 def message_of(rank: int, init_method: str, setup: Setup, batch: PolicyBatch, loss: PolicyLossConfig) -> str:
     """Return the message of the error that an update ends in."""
     with engine(rank, init_method, setup) as built:

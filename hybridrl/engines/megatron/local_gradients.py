@@ -23,8 +23,9 @@ def correct_gradients(model: torch.nn.Module) -> None:
             for expert in module.local_experts:
                 expert.linear_fc2.register_forward_hook(_copy)
         if isinstance(module, MLASelfAttention) and module.config.sequence_parallel:
-            if isinstance(module.linear_kv_down_proj, ColumnParallelLinear):
-                module.linear_kv_down_proj.register_forward_hook(_scatter_sequence)
+            down = module.linear_kv_down_proj
+            if isinstance(down, ColumnParallelLinear):
+                down.register_forward_hook(_scatter_sequence)
 
 
 def _copy(layer: torch.nn.Module, inputs: Any, output: Output) -> Output:
