@@ -90,9 +90,7 @@ def _file_tensor(path: Path, name: str, item: object, data_start: int, file_byte
                 f"{path}: tensor {name} is {item!r} in the header, expected {expected}; copy the file again"
             )
     if code not in _DTYPES:
-        raise LayoutError(
-            f"{path}: tensor {name} has dtype {code}, expected one of {', '.join(_DTYPES)}; convert it first"
-        )
+        raise LayoutError(f"{path}: tensor {name} has dtype {code}, expected one of {', '.join(_DTYPES)}; convert it first")
     num_bytes = math.prod(shape) * _DTYPES[code].itemsize
     if start < 0 or stop - start != num_bytes:
         expected = f"{num_bytes} for shape {shape} of {code}"

@@ -263,6 +263,7 @@ def test_balance_between_experts_needs_experts_and_biases(tmp_path: Path) -> Non
         "command line: actor.moe.bias_update_rate: got 0.001, expected 0, since no router of a qwen3_moe model has a bias; "
         "set it to 0"
     ]
+    (tmp_path / "dense").mkdir()
     dense = write_experiment(tmp_path / "dense", model=DENSE)
     found = problems(dense, "actor.moe.aux_loss_coef=0.01", "actor.moe.z_loss_coef=0.5", "actor.parallel.ep_size=1")
     assert found == [
