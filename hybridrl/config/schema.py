@@ -223,6 +223,23 @@ class MicroBatchConfig:
 
 
 @dataclass
+class MoeConfig:
+    """Balance between experts. Off by default: each term moves the policy for reasons that no reward gave."""
+
+    aux_loss_coef: float = setting(
+        0.0, "Weight of the load-balancing loss of each sequence, averaged over the sequences of an update", at_least=0
+    )
+    z_loss_coef: float = setting(
+        0.0, "Weight of the squared log-sum-exp of router logits, averaged over the tokens of an update", at_least=0
+    )
+    bias_update_rate: float = setting(
+        0.0,
+        "Step of each expert's routing bias towards an even load, per update (models whose router has such a bias)",
+        at_least=0,
+    )
+
+
+@dataclass
 class ActorConfig:
     """The Megatron role that is trained."""
 
@@ -230,6 +247,7 @@ class ActorConfig:
     optimizer: OptimizerConfig = setting(OptimizerConfig, "Optimizer")
     micro_batch: MicroBatchConfig = setting(MicroBatchConfig, "Packing")
     recompute: Recompute = setting(Recompute.NONE, "Activations that the backward pass computes again")
+    moe: MoeConfig = setting(MoeConfig, "Balance between experts")
     router_replay: RouterReplay = setting(
         RouterReplay.OFF,
         "Experts that an update sends tokens to: its own choice, that of the log-prob pass before it (r2), or the sampler's (r3)",

@@ -91,4 +91,8 @@ def _update_metrics(updates: Sequence[UpdateMetrics]) -> dict[str, Metric]:
     if replayed:
         means["router_replay/hits"] = replayed
         means["router_replay/changed_share"] = sum(update.num_replay_changed for update in updates) / replayed
+    balances = [update.balance for update in updates if update.balance is not None]
+    if balances:
+        for name in ("aux_loss", "z_loss", "max_load"):
+            means[f"moe/{name}"] = float(np.mean([getattr(balance, name) for balance in balances]))
     return means | {"actor/skipped_updates": updates[-1].num_skipped}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from hybridrl.config.schema import ExperimentConfig, ModelInit, OldPolicy, ParallelConfig, RouterReplay
+from hybridrl.config.schema import ExperimentConfig, ModelInit, MoeConfig, OldPolicy, ParallelConfig, RouterReplay
 from hybridrl.errors import LayoutError
 from hybridrl.layout.checkpoint import checkpoint_shard_map, read_checkpoint_index
 from hybridrl.layout.families import read_model_spec
@@ -41,10 +41,21 @@ def check_model(report: Report, config: ExperimentConfig, command: Command) -> M
                 "model.path", got, f"at most the model's vocab_size {spec.vocab_size}", "use the model's own tokenizer"
             )
         _check_actor_degrees(report, config.actor.parallel, spec)
+        _check_balance(report, config.actor.moe, spec)
         if command is Command.TRAIN:
             _check_rollout(report, config, spec)
             _check_replay(report, config, spec)
     return spec
+
+
+def _check_balance(report: Report, config: MoeConfig, spec: ModelSpec) -> None:
+    experts = [mlp for layer in spec.layers if isinstance(mlp := layer.mlp, MoeMlp)]
+    for name in ("aux_loss_coef", "z_loss_coef"):
+        if (weight := getattr(config, name)) and not experts:
+            report.add(f"actor.moe.{name}", weight, "0, since the model has no experts", "set it to 0")
+    if config.bias_update_rate and not any(mlp.correction_bias for mlp in experts):
+        expected = f"0, since no router of a {spec.family} model has a bias"
+        report.add("actor.moe.bias_update_rate", config.bias_update_rate, expected, "set it to 0")
 
 
 def _check_replay(report: Report, config: ExperimentConfig, spec: ModelSpec) -> None:

@@ -154,6 +154,7 @@ class MegatronWorker:
             launch.num_optimizer_steps,
             recompute=launch.actor.recompute,
             replays_routing=is_trained and launch.replays_routing,
+            moe=launch.actor.moe,
         )
         if launch.is_pretrained:
             engine.load_checkpoint(launch.folder)

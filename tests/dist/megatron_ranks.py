@@ -13,7 +13,15 @@ import numpy as np
 import torch
 
 from hybridrl.algos.policy_loss import PolicyLossConfig
-from hybridrl.config.schema import MicroBatchConfig, OptimizerConfig, ParallelConfig, Platform, Precision, Recompute
+from hybridrl.config.schema import (
+    MicroBatchConfig,
+    MoeConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    Platform,
+    Precision,
+    Recompute,
+)
 from hybridrl.data.batch import PolicyBatch, SequenceBatch
 from hybridrl.engines.megatron import cpu
 from hybridrl.engines.megatron.engine import MegatronEngine
@@ -62,6 +70,7 @@ class Setup:
     micro_batch: MicroBatchConfig = field(default_factory=lambda: MicroBatchConfig(tokens=40))
     recompute: Recompute = Recompute.NONE
     replays_routing: bool = False
+    moe: MoeConfig = field(default_factory=MoeConfig)
     vocab_divisor: int = 1
     num_optimizer_steps: int = 0
 
@@ -83,6 +92,7 @@ def build(
         vocab_divisor=setup.vocab_divisor,
         recompute=setup.recompute,
         replays_routing=setup.replays_routing,
+        moe=setup.moe,
     )
     copy_in(built.shard_map(place(groups.rank)), setup.weights, built.tensors())
     built.parameters_changed()
@@ -135,9 +145,7 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def ragged_batch(
-    num_rows: int, vocab_size: int, seed: int = 0, width: int = 16, max_tokens: int = 13
-) -> PolicyBatch:
+def ragged_batch(num_rows: int, vocab_size: int, seed: int = 0, width: int = 16, max_tokens: int = 13) -> PolicyBatch:
     """Rows of 3 to `max_tokens` tokens in arrays that may be wider than any of them."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(3, max_tokens + 1, num_rows).astype(np.int32)
@@ -266,6 +274,24 @@ def supervised_updates(
 ) -> list[UpdateMetrics | None]:
     with engine(rank, init_method, setup) as built:
         return [built.update_supervised(batch, weights) for _ in range(num_steps)]
+
+
+def step_without_loss(
+    rank: int, init_method: str, setup: Setup, batch: SequenceBatch
+) -> tuple[UpdateMetrics | None, list[tuple[str, tuple[slice, ...], torch.Tensor]]]:
+    """Update on rows that carry no loss; return what was subtracted from each parameter and buffer."""
+    with engine(rank, init_method, setup) as built:
+        start = {name: tensor.clone() for name, tensor in built.tensors().items()}
+        metrics = built.update_supervised(batch, np.zeros(batch.token_ids.shape, dtype=np.float32))
+        stepped = {name: start[name] - tensor for name, tensor in built.tensors().items()}
+        return metrics, copy_out(built.shard_map(place(rank)), stepped)
+
+
+def main_parameters(rank: int, init_method: str, setup: Setup) -> list[tuple[torch.dtype, int]]:
+    """Return element type and size of what this rank's AdamW works on."""
+    with engine(rank, init_method, setup) as built:
+        groups = built._optimizer._optimizer.param_groups
+        return [(p.dtype, p.numel()) for group in groups for p in group["params"]]
 
 
 def message_of(rank: int, init_method: str, setup: Setup, batch: PolicyBatch, loss: PolicyLossConfig) -> str:

@@ -88,6 +88,33 @@ def test_bfloat16_trains_with_float32_main_parameters():
     assert losses[-1] < 0.6 * losses[0], losses
 
 
+def test_steps_below_the_resolution_of_bfloat16_add_up():
+    setup = setup_of(OptimizerConfig(lr=5e-4), precision=Precision.BFLOAT16)
+    (outcome,) = run_ranks(ranks.updates, 1, setup, [BATCH] * 12)
+    first, second, *_, last = [
+        torch.cat([tensor.flatten() for name, tensor in parameters.items() if "layernorm" in name])
+        for _, parameters in outcome
+    ]
+    # Norms lie near 1, where neighbouring values are at least 0.0039 apart; a step moves them by at most 0.0005.
+    assert torch.equal(first, second)
+    assert (first != last).float().mean() > 0.3
+
+
+def test_data_parallel_ranks_share_the_float32_main_parameters():
+    dense = ranks.Setup(
+        ranks.DENSE,
+        ranks.random_weights(model_spec(ranks.DENSE)),
+        optimizer=OptimizerConfig(),
+        precision=Precision.BFLOAT16,
+    )
+    (alone,) = run_ranks(ranks.main_parameters, 1, dense)
+    shares = run_ranks(ranks.main_parameters, 2, replace(dense, parallel=ParallelConfig(dp_size=2)))
+    assert {dtype for held in [alone, *shares] for dtype, _ in held} == {torch.float32}
+    whole = sum(size for _, size in alone)
+    sizes = [sum(size for _, size in held) for held in shares]
+    assert sum(sizes) == whole and max(sizes) < 0.6 * whole
+
+
 def test_rows_without_a_trained_token_leave_the_parameters_alone():
     nothing = np.zeros_like(BATCH.loss_mask)
     masked = replace(BATCH, loss_mask=nothing, loss_weights=nothing.astype(np.float32))

@@ -17,9 +17,18 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from hybridrl.algos.policy_loss import PolicyLossConfig
-from hybridrl.config.schema import MicroBatchConfig, OptimizerConfig, ParallelConfig, Platform, Precision, Recompute
+from hybridrl.config.schema import (
+    MicroBatchConfig,
+    MoeConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    Platform,
+    Precision,
+    Recompute,
+)
 from hybridrl.data.batch import PolicyBatch, SequenceBatch
 from hybridrl.engines.megatron import cpu, micro_batches
+from hybridrl.engines.megatron.expert_balance import ExpertBalance
 from hybridrl.engines.megatron.logprobs import VocabSlice
 from hybridrl.engines.megatron.micro_batches import MicroBatch, PackingRules, scatter_back
 from hybridrl.engines.megatron.model import build_chunks, check_tensors, named_tensors
@@ -27,7 +36,7 @@ from hybridrl.engines.megatron.objectives import Objective, Sum, policy_objectiv
 from hybridrl.engines.megatron.optimizer import Optimizer, StepResult, wrap_chunks
 from hybridrl.engines.megatron.pipeline import LossFunction, MicroResult, Pipeline
 from hybridrl.engines.megatron.process_groups import ProcessGroups
-from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
+from hybridrl.engines.megatron.results import BalanceMetrics, LogprobResult, UpdateMetrics
 from hybridrl.engines.megatron.router_replay import RouterReplay, Routing
 from hybridrl.engines.megatron.transformer_config import choose_layer_spec, transformer_config
 from hybridrl.errors import EngineError, HybridRLError, ReshardError
@@ -55,6 +64,7 @@ class MegatronEngine:
         vocab_divisor: The padded vocabulary is a multiple of this times tp.
         replays_routing: Whether updates take recorded experts: those of ``batch.routing``, or where log-probs are asked for without
             any, those that this pass then records and returns.
+        moe: Balance between experts, of a model that has some.
 
     Raises:
         EngineError: When the model or the degrees are not supported, or the CPU adaptation is missing.
@@ -76,6 +86,7 @@ class MegatronEngine:
         vocab_divisor: int = 1,
         recompute: Recompute = Recompute.NONE,
         replays_routing: bool = False,
+        moe: MoeConfig | None = None,
     ) -> None:
         if platform is Platform.CPU and not cpu.is_installed():
             raise EngineError("the cpu platform needs hybridrl.engines.megatron.cpu.install() first, in this process")
@@ -106,8 +117,19 @@ class MegatronEngine:
             if replays_routing
             else None
         )
+        self._balance = (
+            ExpertBalance(
+                self._chunks,
+                spec.moe_layers,
+                moe or MoeConfig(),
+                groups,
+                is_sequence_parallel=config.sequence_parallel,
+            )
+            if trained and spec.moe_layers
+            else None
+        )
         self._pipeline = Pipeline(
-            trained or self._chunks, config, groups, None if spec.value_head else vocab, self._replay
+            trained or self._chunks, config, groups, None if spec.value_head else vocab, self._replay, self._balance
         )
 
     def shard_map(self, place: Place) -> ShardMap:
@@ -215,7 +237,7 @@ class MegatronEngine:
     ) -> UpdateMetrics | None:
         self._check_has_vocabulary()
         batches = self._split(batch, picked, values)
-        results, step, replayed = self._step(batch, batches, temperature, objective)
+        results, step, replayed, balance = self._step(batch, batches, temperature, objective)
         if not self._groups.is_last_stage:
             return None
         sums = self._total(results)
@@ -223,20 +245,24 @@ class MegatronEngine:
         logprobs = scatter_back(picked, batches, pieces, self._groups) if want_logprobs else None
         if not self._groups.is_reporting:
             return None
-        return _metrics(sums, step, replayed, logprobs)
+        return _metrics(sums, step, replayed, balance, logprobs)
 
     def _step(
         self, batch: SequenceBatch, batches: list[MicroBatch], temperature: float, objective: LossFunction
-    ) -> tuple[list[MicroResult], StepResult, tuple[int, int]]:
-        """Run forward and backward and step; return results, the step, and choices of experts replayed and changed."""
+    ) -> tuple[list[MicroResult], StepResult, tuple[int, int], BalanceMetrics | None]:
+        """Run forward and backward and step; return results, the step, choices of experts replayed and changed, and their balance."""
         if self._optimizer is None:
             raise EngineError("update was called on a frozen model; give the engine an optimizer to train it")
         self._optimizer.zero_grad()
         if self._replay:
             self._replay.start_replaying(_replayed_routing(batch), is_training=True)
+        if self._balance:
+            self._balance.start(batch.lengths)
         results = self._pipeline.forward_backward(batches, temperature, objective)
         replayed = self._finish_replay()
-        return results, self._optimizer.step(), replayed
+        step = self._optimizer.step()
+        balance = self._balance.finish(has_stepped=not step.is_skipped) if self._balance else None
+        return results, step, replayed, balance
 
     def _check_has_vocabulary(self) -> None:
         if self.layout.spec.value_head:
@@ -352,6 +378,7 @@ def _metrics(
     sums: list[float],
     step: StepResult,
     replayed: tuple[int, int],
+    balance: BalanceMetrics | None,
     logprobs: NDArray[np.float32] | None,
 ) -> UpdateMetrics:
     num_tokens = max(1.0, sums[Sum.TOKENS])
@@ -369,5 +396,6 @@ def _metrics(
         num_skipped=step.num_skipped,
         num_replayed=replayed[0],
         num_replay_changed=replayed[1],
+        balance=balance,
         logprobs=logprobs,
     )

@@ -13,6 +13,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hybridrl.engines.megatron.cpu import cuda_tensor_methods
+from hybridrl.engines.megatron.local_gradients import correct_gradients
 from hybridrl.engines.megatron.model_fields import latent_norm_epsilon
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.engines.megatron.rotary import YarnTransformerConfig, set_rotary_embeddings
@@ -71,6 +72,7 @@ def _build_chunk(
     set_rotary_embeddings(model, spec)
     _set_latent_norm_epsilon(model, latent_norm_epsilon(spec))
     _mark_experts(model)
+    correct_gradients(model)
     return model.to(groups.device)
 
 

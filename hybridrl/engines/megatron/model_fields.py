@@ -124,7 +124,7 @@ def _expert_fields(spec: ModelSpec, moe: MoeMlp) -> dict[str, object]:
         "moe_router_group_topk": moe.num_groups_per_token if moe.num_groups > 1 else None,
         "moe_router_topk_scaling_factor": moe.routed_scaling if moe.routed_scaling != 1.0 else None,
         "moe_router_enable_expert_bias": moe.correction_bias is not None,
-        # The bias stays as pretrained: the sampler must choose the same experts.
+        # Balance is the business of expert_balance.py.
         "moe_router_bias_update_rate": 0.0,
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,

@@ -17,6 +17,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from hybridrl.engines.megatron.expert_balance import ExpertBalance
 from hybridrl.engines.megatron.logprobs import VocabSlice, token_logprobs
 from hybridrl.engines.megatron.micro_batches import MicroBatch
 from hybridrl.engines.megatron.objectives import Values
@@ -49,6 +50,7 @@ class Pipeline:
         chunks: Model chunks, as the schedule runs them.
         vocab: This rank's columns of the logits; None for a model with a value head.
         replay: The routers, when they record or replay.
+        balance: The routers, when they are trained.
     """
 
     def __init__(
@@ -58,11 +60,13 @@ class Pipeline:
         groups: ProcessGroups,
         vocab: VocabSlice | None,
         replay: RouterReplay | None,
+        balance: ExpertBalance | None,
     ) -> None:
         self._chunks = list(chunks)
         self._groups = groups
         self._vocab = vocab
         self._replay = replay
+        self._balance = balance
         config.finalize_model_grads_func = _finalize
         self._communicator = P2PCommunicator(groups.collection.pp, config) if groups.sizes.pp > 1 else None
         self._schedule = get_forward_backward_func(
@@ -104,6 +108,8 @@ class Pipeline:
         batch = next(data)
         if self._replay:
             self._replay.enter(self._chunks.index(model), batch.places)
+        if self._balance:
+            self._balance.enter(self._chunks.index(model), batch)
         output = model(
             input_ids=batch.token_ids,
             position_ids=batch.position_ids,

@@ -54,6 +54,21 @@ class ValueMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class BalanceMetrics:
+    """Of one update; the same on all ranks.
+
+    Attributes:
+        aux_loss: Load-balancing loss before its weight, mean over layers; 1 when even, 0 when the loss is off.
+        z_loss: Before its weight, mean over layers; 0 when off.
+        max_load: Tokens of the busiest expert over the mean of its layer's experts, in the worst layer.
+    """
+
+    aux_loss: float
+    z_loss: float
+    max_load: float
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateMetrics:
     """One optimizer step, over the global batch; the same on every reporting rank.
 
@@ -71,6 +86,7 @@ class UpdateMetrics:
         num_skipped: Skipped steps since the engine started.
         num_replayed: Choices of experts, a token in a layer each, that were replayed; over all ranks.
         num_replay_changed: Those of them that the routers would have made differently.
+        balance: How tokens spread over experts; None for a model without.
         logprobs: [num_samples, max_tokens] float32 log-probs before the step, 0 outside the loss; only when asked for.
     """
 
@@ -87,4 +103,5 @@ class UpdateMetrics:
     num_skipped: int
     num_replayed: int = 0
     num_replay_changed: int = 0
+    balance: BalanceMetrics | None = None
     logprobs: NDArray[np.float32] | None = None

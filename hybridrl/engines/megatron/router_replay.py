@@ -10,15 +10,12 @@ pass (R2) or of the sampler (R3), while router weights, and so gradients, are st
 Megatron-core's routers ask an object of their own for the top-k (``router_replay.py`` there keeps all of a process in one
 global list). Here the objects belong to the engine, so that several models of a process do not meet.
 
-Which micro-batch a router works on is set before each forward pass of a chunk. Activation recomputation runs a router again
-during the backward pass, when other micro-batches have passed in between: it then takes up its micro-batches in the order in
-which it met them first, which is the order of every schedule of Megatron-core.
+Which micro-batch a router works on is set before each forward pass of a chunk.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +26,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from numpy.typing import NDArray
 
 from hybridrl.engines.megatron.process_groups import ProcessGroups
+from hybridrl.engines.megatron.recomputation import MicroBatchCursor
 from hybridrl.errors import EngineError
 
 FREE = -1
@@ -116,7 +114,7 @@ class RouterReplay:
             self._places.append(places)
         if self._mode is _Mode.REPLAY:
             for replay in self._layers[chunk]:
-                replay.targets = self._routing[places, replay.layer].long()
+                replay.cursor.enter(self._routing[places, replay.layer].long())
 
     def recorded(self, num_samples: int, max_tokens: int) -> Routing:
         """Return what all ranks recorded: [num_samples, max_tokens, num_moe_layers, top_k]. Collective over tp, cp and pp ranks.
@@ -150,7 +148,7 @@ class RouterReplay:
             EngineError: A router did not see every micro-batch, or kept some for a recomputation that never came.
         """
         self._check("replayed", [replay.num_passes for replay in self._all()])
-        self._check("recomputed", [len(self._places) - len(replay.pending) for replay in self._all()])
+        self._check("recomputed", [len(self._places) - replay.cursor.num_pending for replay in self._all()])
         return sum(replay.num_replayed for replay in self._all()), sum(replay.num_changed for replay in self._all())
 
     def _start(self, mode: _Mode, *, is_training: bool) -> None:
@@ -181,9 +179,8 @@ class _LayerReplay:
     """Stands where a router of Megatron-core expects its ``RouterReplay``.
 
     Attributes:
-        targets: [tokens, top_k] experts of the micro-batch that runs next, or None.
+        cursor: [tokens, top_k] experts of the micro-batch at hand.
         recorded: [tokens, top_k] of each micro-batch.
-        pending: Targets of the micro-batches whose layer is yet to be recomputed.
         num_passes: Micro-batches that were replayed.
         num_replayed: Tokens that were.
         num_changed: Those of them that the router would have sent elsewhere.
@@ -191,19 +188,17 @@ class _LayerReplay:
 
     layer: int
     layer_number: int | None = None  # set by the router of megatron-core 0.19
-    targets: torch.Tensor | None = None
+    cursor: MicroBatchCursor[torch.Tensor] = field(default_factory=MicroBatchCursor)
     is_recording: bool = False
-    is_training: bool = False
     recorded: list[torch.Tensor] = field(default_factory=list)
-    pending: deque[torch.Tensor] = field(default_factory=deque)
     num_passes: int = 0
     num_replayed: int = 0
     num_changed: int = 0
 
     def start(self, *, is_recording: bool, is_training: bool) -> None:
-        self.targets, self.is_recording, self.is_training = None, is_recording, is_training
+        self.cursor.start(is_training=is_training)
+        self.is_recording = is_recording
         self.recorded.clear()
-        self.pending.clear()
         self.num_passes = self.num_replayed = self.num_changed = 0
 
     def get_replay_topk(
@@ -213,7 +208,7 @@ class _LayerReplay:
         values, own = compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
         if self.is_recording:
             self.recorded.append(own.detach())
-        targets, is_repeated = self._next_targets()
+        targets, is_repeated = self.cursor.take()
         if targets is None:
             return values, own
         if targets.shape != own.shape:
@@ -224,17 +219,6 @@ class _LayerReplay:
         if not is_repeated:
             self._count(own, chosen, targets)
         return scores.gather(1, chosen), chosen
-
-    def _next_targets(self) -> tuple[torch.Tensor | None, bool]:
-        """Return what to choose, and whether this pass repeats an earlier one for the backward pass.
-
-        Recomputed layers run without gradients first and with them when they are repeated.
-        """
-        if torch.is_grad_enabled() and self.pending:
-            return self.pending.popleft(), True
-        if self.targets is not None and self.is_training and not torch.is_grad_enabled():
-            self.pending.append(self.targets)
-        return self.targets, False
 
     def _count(self, own: torch.Tensor, chosen: torch.Tensor, targets: torch.Tensor) -> None:
         is_replayed = (targets != FREE).all(-1)

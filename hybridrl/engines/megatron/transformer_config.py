@@ -59,12 +59,13 @@ def transformer_config(
     fields = model_fields(spec)
     moe, yarn = experts_of(spec), isinstance(spec.rope.scaling, YarnScaling)
     is_sequence_parallel = parallel.sequence_parallel and parallel.tp_size > 1
-    if moe and parallel.tp_size > 1 and not is_sequence_parallel:
+    is_latent = isinstance(spec.layers[0].attention, MlaAttention)
+    if (moe or is_latent) and parallel.tp_size > 1 and not is_sequence_parallel:
+        what = "a mixture of experts" if moe else "latent attention"
         raise EngineError(
-            f"sequence_parallel is off with tp_size {parallel.tp_size}, but a mixture of experts needs it; set sequence_parallel: true"
+            f"sequence_parallel is off with tp_size {parallel.tp_size}, but {what} needs it; set sequence_parallel: true"
         )
     is_cuda, is_te = platform is Platform.CUDA, layer_spec is LayerSpec.TRANSFORMER_ENGINE
-    is_latent = isinstance(spec.layers[0].attention, MlaAttention)
     if (
         is_latent
         and fields["q_lora_rank"] is None

@@ -97,7 +97,7 @@ class ValueEngine(MegatronEngine):
         """
         values = {"old_values": batch.old_values, "returns": batch.returns, "loss_weights": batch.loss_weights}
         batches = self._split(batch.sequences, batch.loss_mask, values, lead=0)
-        results, step, _ = self._step(batch.sequences, batches, 1.0, value_objective(clip_value))
+        results, step, _, _ = self._step(batch.sequences, batches, 1.0, value_objective(clip_value))
         if not self._groups.is_last_stage:
             return None
         sums = self._total(results)

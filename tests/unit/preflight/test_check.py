@@ -256,6 +256,22 @@ def test_a_dense_model_has_no_expert_degrees_and_needs_its_mlp_divided(tmp_path:
     ]
 
 
+def test_balance_between_experts_needs_experts_and_biases(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path)
+    assert checked(path, "actor.moe.aux_loss_coef=0.01", "actor.moe.z_loss_coef=0.001")
+    assert problems(path, "actor.moe.bias_update_rate=0.001") == [
+        "command line: actor.moe.bias_update_rate: got 0.001, expected 0, since no router of a qwen3_moe model has a bias; "
+        "set it to 0"
+    ]
+    (tmp_path / "dense").mkdir()
+    dense = write_experiment(tmp_path / "dense", model=DENSE)
+    found = problems(dense, "actor.moe.aux_loss_coef=0.01", "actor.moe.z_loss_coef=0.5", "actor.parallel.ep_size=1")
+    assert found == [
+        "command line: actor.moe.aux_loss_coef: got 0.01, expected 0, since the model has no experts; set it to 0",
+        "command line: actor.moe.z_loss_coef: got 0.5, expected 0, since the model has no experts; set it to 0",
+    ]
+
+
 def test_a_model_that_training_does_not_compute_is_refused_with_what_it_needs(tmp_path: Path) -> None:
     biased = {"model_type": "llama", "attention_bias": True}
     path = write_experiment(tmp_path, model={**DENSE, **biased})
