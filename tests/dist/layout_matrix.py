@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -49,9 +50,16 @@ def run_each(
         if rank < parallel_sizes(setup.parallel).world_size:
             outcome = step(rank, f"{init_method}-{number}", setup, batch)
         outcomes.append(outcome)
+        gc.collect()
         gate.set(f"{number}/{rank}", "")
         gate.wait([f"{number}/{other}" for other in range(world_size)])
     return outcomes
+
+
+def let_go(engine: MegatronEngine) -> None:
+    """Break the cycles through autograd that would keep an engine and its process groups for good."""
+    for chunk in engine._pipeline._chunks:
+        getattr(chunk, "grad_accs", []).clear()
 
 
 def _step(rank: int, init_method: str, setup: ranks.Setup, batch: PolicyBatch) -> Outcome:
@@ -64,5 +72,6 @@ def _step(rank: int, init_method: str, setup: ranks.Setup, batch: PolicyBatch) -
     metrics = built.update(mine, ranks.LOSS, TEMPERATURE, want_logprobs=True)
     stepped = {name: start[name] - tensor for name, tensor in built.tensors().items()}
     gradients = ranks.copy_out(built.shard_map(ranks.place(rank)), stepped)
+    let_go(built)
     stop_process_group()
     return rows.tolist(), before, metrics, gradients

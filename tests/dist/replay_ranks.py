@@ -61,6 +61,7 @@ def _step(rank: int, init_method: str, setup: ranks.Setup, batch: PolicyBatch) -
     gradients = ranks.copy_out(
         built.shard_map(ranks.place(rank)), {name: start[name] - tensor for name, tensor in built.tensors().items()}
     )
+    layout_matrix.let_go(built)
     stop_process_group()
     return Outcome(rows.tolist(), recorded, replayed, metrics, gradients, num_routed)
 
