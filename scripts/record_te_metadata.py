@@ -129,7 +129,11 @@ def _import_transformer_engine(folder: Path) -> str:
 
     common.load_framework_extension = lambda framework: None
     extension = mock.MagicMock(**{name: enum.IntEnum(name, members, start=0) for name, members in _ENUMS.items()})
-    for name, module in (("transformer_engine_torch", extension), ("onnxscript", mock.MagicMock()), ("onnx", mock.MagicMock())):
+    for name, module in (
+        ("transformer_engine_torch", extension),
+        ("onnxscript", mock.MagicMock()),
+        ("onnx", mock.MagicMock()),
+    ):
         module.__spec__ = ModuleSpec(name, None)
         sys.modules[name] = module
     import transformer_engine.pytorch
