@@ -13,6 +13,7 @@ import megatron.core
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from packaging.version import Version
@@ -133,6 +134,7 @@ def block_spec(
         config, use_transformer_engine=is_te, normalization=config.normalization, vp_stage=vp_stage, pp_rank=pp_rank
     )
     if is_te:
+        _use_plain_query_projection(config, block)
         return block
     block.layer_norm = RmsNorm
     for layer in block.layer_specs:
@@ -143,6 +145,25 @@ def block_spec(
         if config.multi_latent_attention and config.q_lora_rank is None:
             attention.q_layernorm = IdentityOp
     return block
+
+
+def _use_plain_query_projection(config: TransformerConfig, block: TransformerBlockSubmodules) -> None:
+    """Have a latent query that is not compressed made from the layer's input as it is."""
+    if config.multi_latent_attention and config.q_lora_rank is None:
+        for layer in block.layer_specs:
+            layer.submodules.self_attention.module = PlainQueryAttention
+
+
+class PlainQueryAttention(MLASelfAttention):
+    """Latent attention whose query is not compressed.
+
+    Where Megatron-core gives the compressed query a norm, 0.19.2 gives one to this query too, a second after the layer's own
+    (``transformer/mla_qk_norm_config.py``). No checkpoint has it. 0.16 does not, and never calls this method.
+    """
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> Any:
+        resolved = super()._resolve_qk_norm_config(submodules)
+        return {**resolved, "linear_q_proj": submodules.linear_q_proj}
 
 
 def _replace_norms(submodules: object, *names: str) -> None:
