@@ -1,4 +1,4 @@
-"""Two gradients that Megatron-core's layers without Transformer Engine do not get right, each set right by a forward hook."""
+"""Gradients that Megatron-core's layers without Transformer Engine do not get right, and what sets them right."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ Output = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def correct_gradients(model: torch.nn.Module) -> None:
-    """Hook the layers of a chunk that need it; Transformer Engine's do not."""
+    """Correct the layers of a chunk that need it; Transformer Engine's do not."""
     for module in model.modules():
         if isinstance(module, SequentialMLP) and module.config.add_bias_linear:
             for expert in module.local_experts:
                 expert.linear_fc2.register_forward_hook(_copy)
+                # Marked like a layer outside experts, it would get the gradients of the tp ranks' other experts too.
+                expert.linear_fc2.bias.sequence_parallel = False
         if isinstance(module, MLASelfAttention) and module.config.sequence_parallel:
             down = module.linear_kv_down_proj
             if isinstance(down, ColumnParallelLinear):
