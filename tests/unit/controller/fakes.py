@@ -149,6 +149,7 @@ class FakeLogprobs:
 
 @dataclass(frozen=True)
 class FakeUpdate:
+    balance: None = None
     num_replayed: int = 0
     num_replay_changed: int = 0
     loss: float = 0.25
