@@ -71,16 +71,16 @@ def models(draw):
     if family == "qwen2":
         config |= {"hidden_size": 4 * config["num_attention_heads"]}
     elif family in ("qwen3_moe", "qwen2_moe"):
-        config |= experts | {"num_experts": num_experts, "norm_topk_prob": True, "shared_expert_intermediate_size": 8}
+        config |= experts | {"num_experts": num_experts, "norm_topk_prob": True}
         if family == "qwen2_moe":
-            config |= {"hidden_size": 4 * config["num_attention_heads"]}
+            config |= {"hidden_size": 4 * config["num_attention_heads"], "shared_expert_intermediate_size": 8}
     elif family == "mixtral":
         config |= {"num_local_experts": num_experts, "num_experts_per_tok": 2}
     elif family == "deepseek_v3":
         config |= experts | {
             "n_routed_experts": num_experts,
             "n_shared_experts": draw(st.sampled_from([1, 2])),
-            "first_k_dense_replace": draw(st.integers(0, 1)),
+            "first_k_dense_replace": draw(st.integers(0, min(1, config["num_hidden_layers"] - 1))),
             "q_lora_rank": draw(st.sampled_from([None, 8])),
             "kv_lora_rank": 8,
             "qk_nope_head_dim": 4,
