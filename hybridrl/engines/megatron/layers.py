@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
 
@@ -87,6 +88,8 @@ class CausalAttention(torch.nn.Module):
             heads = config.num_attention_heads // pg_collection.tp.size()
             device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
             self.softmax_offset = torch.nn.Parameter(torch.zeros(heads, dtype=config.params_dtype, device=device))
+            # Each tp rank has sinks of its own: the norm of all gradients must count them all.
+            set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
 
     def forward(
         self,

@@ -24,6 +24,8 @@ def correct_gradients(model: torch.nn.Module) -> None:
                 expert.linear_fc2.register_forward_hook(_copy)
                 # Marked like a layer outside experts, it would get the gradients of the tp ranks' other experts too.
                 expert.linear_fc2.bias.sequence_parallel = False
+                # Other tp ranks hold other experts: the norm of all gradients must count each bias, not tp rank 0's alone.
+                expert.linear_fc2.bias.tensor_model_parallel = True
         if isinstance(module, MLASelfAttention) and module.config.sequence_parallel:
             down = module.linear_kv_down_proj
             if isinstance(down, ColumnParallelLinear):
