@@ -122,24 +122,33 @@ def mini_batches(batch: PolicyBatch, num_mini_batches: int, weigh: WeighLosses) 
 
 def rollout_records(batch: ScoredBatch, policy: PolicyBatch) -> list[RolloutRecord]:
     """Return what is written to disk about each sample."""
-    return [_record(batch, policy, row) for row in range(len(batch.samples))]
+    lengths = batch.sequences.lengths.tolist()
+    return [
+        rollout_record(sample, reward, policy.old_logprobs[row, :length], policy.advantages[row, :length])
+        for row, (sample, reward, length) in enumerate(zip(batch.samples, batch.rewards.tolist(), lengths, strict=True))
+    ]
 
 
-def _record(batch: ScoredBatch, policy: PolicyBatch, row: int) -> RolloutRecord:
-    sample, length = batch.samples[row], int(batch.sequences.lengths[row])
+def rollout_record(sample: Sample, reward: float, old_logprobs: Floats, advantages: Floats) -> RolloutRecord:
+    """Return what is written to disk about one sample.
+
+    Args:
+        old_logprobs: [num_tokens].
+        advantages: [num_tokens].
+    """
     return RolloutRecord(
         prompt_id=sample.prompt.prompt_id,
         sample_index=sample.sample_index,
         prompt=sample.prompt.text,
         answer=sample.prompt.answer,
         response=sample.text,
-        reward=float(batch.rewards[row]),
+        reward=reward,
         finish_reason=sample.finish_reason.value,
         num_turns=sample.num_turns,
         token_ids=sample.token_ids,
         loss_mask=sample.loss_mask,
         rollout_logprobs=sample.rollout_logprobs,
-        old_logprobs=policy.old_logprobs[row, :length],
-        advantages=policy.advantages[row, :length],
+        old_logprobs=old_logprobs,
+        advantages=advantages,
         policy_versions=sample.policy_versions,
     )

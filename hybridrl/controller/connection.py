@@ -16,6 +16,7 @@ from hybridrl.controller.interfaces import WeightDestination, WeightSource
 from hybridrl.errors import EngineError, ReshardError
 from hybridrl.layout.shard import Place, ShardMap
 from hybridrl.reshard.parts import cut_plan
+from hybridrl.reshard.plan import Ends
 from hybridrl.reshard.planner import Planner, lower_bound_bytes
 from hybridrl.reshard.transports import Rendezvous, choose_transport
 from hybridrl.roles.deadline import inner_s
@@ -24,22 +25,15 @@ from hybridrl.roles.future import wait_for_both
 _ONE_NODE = (TransportName.SHM, TransportName.CUDA_IPC)
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
+@dataclass(frozen=True)
+class Connection(Ends):
     """What the controller keeps of a plan that both roles are connected to.
 
     Attributes:
         lower_bound_bytes: The fewest bytes that any plan could have put on the wire, from the shard maps alone.
     """
 
-    sources: tuple[Place, ...]
-    destinations: tuple[Place, ...]
     lower_bound_bytes: int
-
-    @property
-    def senders(self) -> tuple[Place, ...]:
-        """All that send: the sources, then the destinations, which relay."""
-        return (*self.sources, *self.destinations)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hybridrl.controller.batches import rollout_record
 from hybridrl.controller.interfaces import RolloutGroup, Scorer
 from hybridrl.controller.pass_at_k import ks_up_to, majority_is_correct, pass_at_k
 from hybridrl.data.sample import Prompt, Sample
@@ -71,7 +72,10 @@ class Evaluation:
 
     def records(self) -> list[RolloutRecord]:
         """Return the samples as what is written about rollouts; nothing was trained on them, so advantages are 0."""
-        return [_record(sample, reward) for sample, reward in self.samples]
+        return [
+            rollout_record(sample, reward, sample.rollout_logprobs, np.zeros(len(sample.token_ids), dtype=np.float32))
+            for sample, reward in self.samples
+        ]
 
 
 class Evaluator:
@@ -158,25 +162,6 @@ def _group_metrics(prompts: Sequence[ScoredPrompt], num_samples: int) -> dict[st
         if full:
             metrics[f"pass_at_{k}"] = float(np.mean([pass_at_k(len(each), sum(each), k) for each in full]))
     return metrics
-
-
-def _record(sample: Sample, reward: float) -> RolloutRecord:
-    return RolloutRecord(
-        prompt_id=sample.prompt.prompt_id,
-        sample_index=sample.sample_index,
-        prompt=sample.prompt.text,
-        answer=sample.prompt.answer,
-        response=sample.text,
-        reward=reward,
-        finish_reason=sample.finish_reason.value,
-        num_turns=sample.num_turns,
-        token_ids=sample.token_ids,
-        loss_mask=sample.loss_mask,
-        rollout_logprobs=sample.rollout_logprobs,
-        old_logprobs=sample.rollout_logprobs,
-        advantages=np.zeros(len(sample.token_ids), dtype=np.float32),
-        policy_versions=sample.policy_versions,
-    )
 
 
 class EvaluationSchedule:

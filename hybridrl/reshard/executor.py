@@ -19,11 +19,10 @@ from typing import Protocol
 
 import torch
 
-from hybridrl.layout.shard import Place
 from hybridrl.reshard.clock import Clock
 from hybridrl.reshard.message import LocalMoves, MessageEnd, Staging, Tensors
 from hybridrl.reshard.ops import Side
-from hybridrl.reshard.plan import Chunk, Plan
+from hybridrl.reshard.plan import Chunk, Ends, Plan
 from hybridrl.reshard.transports import Label, Transport
 
 
@@ -278,25 +277,6 @@ class _Progress:
         if not self._num_messages[chunk]:
             self._sink.close(self._open)
             self.start(copy_local)
-
-
-class Ends(Protocol):
-    """The ranks of both sides of a plan."""
-
-    @property
-    def sources(self) -> tuple[Place, ...]:
-        """Those that hold the weights."""
-        ...
-
-    @property
-    def senders(self) -> tuple[Place, ...]:
-        """Those that send: the sources, then the destinations."""
-        ...
-
-    @property
-    def destinations(self) -> tuple[Place, ...]:
-        """Those that receive."""
-        ...
 
 
 def compare_reports(plan: Ends, sources: Sequence[TransferReport], destinations: Sequence[TransferReport]) -> list[str]:

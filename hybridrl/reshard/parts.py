@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hybridrl.layout.shard import Place
 from hybridrl.reshard.moves import trim
-from hybridrl.reshard.plan import Plan
+from hybridrl.reshard.plan import Ends, Plan
 from hybridrl.reshard.planner import Planner
 from hybridrl.reshard.sizes import MessageSizes
 
 
 @dataclass(frozen=True)
-class PlanParts:
+class PlanParts(Ends):
     """A plan, rank by rank; executing all parts together is executing the plan.
 
     Attributes:
@@ -26,16 +25,9 @@ class PlanParts:
         wire_bytes: Payload bytes of the whole plan that leave the memory of a device.
     """
 
-    sources: tuple[Place, ...]
-    destinations: tuple[Place, ...]
     of_source: tuple[Plan, ...]
     of_destination: tuple[Plan, ...]
     wire_bytes: int
-
-    @property
-    def senders(self) -> tuple[Place, ...]:
-        """All that send: the sources, then the destinations, which relay."""
-        return (*self.sources, *self.destinations)
 
 
 def cut_plan(planner: Planner) -> PlanParts:

