@@ -4,7 +4,7 @@
     runs/<name>/metrics.jsonl            one object per step, on disk before the next step starts
     runs/<name>/tensorboard/             the same numbers
     runs/<name>/rollouts/step_*.parquet  every sample with tokens, log-probs and reward
-    runs/<name>/rollouts/eval_*.parquet  the samples of the evaluation of a policy version, in the same columns
+    runs/<name>/evaluations/version_*.parquet  the samples of the evaluation of a policy version, in the same columns
     runs/<name>/report.html              curves and sample rollouts in one self-contained page
 
 Invariants: nothing of an earlier run is overwritten, a second run called ``calc`` goes to ``calc-2``; every file is whole
@@ -89,7 +89,7 @@ class RunRecorder:
         self._evaluation = dict(metrics)
         self._held_out = tuple(rollouts)
         if rollouts:
-            write_rollouts(self.run_dir / "rollouts" / f"eval_{version:06d}.parquet", version, rollouts)
+            write_rollouts(self.run_dir / "evaluations" / f"version_{version:06d}.parquet", version, rollouts)
         self._progress.evaluation(version, metrics)
 
     def record_step(self, step: int, metrics: Mapping[str, Metric], rollouts: Sequence[RolloutRecord]) -> None:

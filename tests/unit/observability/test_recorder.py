@@ -79,6 +79,15 @@ def test_an_evaluation_joins_the_object_of_the_next_recorded_step(tmp_path):
     assert [row.get("eval/accuracy") for row in rows] == [0.25, None, 0.75]
 
 
+def test_held_out_samples_lie_apart_from_those_of_training(tmp_path):
+    with open_recorder(tmp_path) as recorder:
+        recorder.record_evaluation(0, {"eval/accuracy": 0.25}, [make_rollout()])
+        recorder.record_step(0, {"reward/mean": 0.5}, [make_rollout(), make_rollout(1)])
+
+    assert [path.name for path in (recorder.run_dir / "rollouts").iterdir()] == ["step_000000.parquet"]
+    assert pq.read_table(recorder.run_dir / "evaluations" / "version_000000.parquet").num_rows == 1
+
+
 @pytest.mark.parametrize(
     ("error", "outcome"), [(KeyboardInterrupt, Outcome.INTERRUPTED), (RuntimeError, Outcome.FAILED)]
 )
