@@ -49,7 +49,7 @@ void copy_narrow(const Strided& s) {
 }
 
 // The hardware prefetcher loses its way between strided rows, so they are fetched ahead of time.
-constexpr int64_t kPrefetchBytes = 8192;
+constexpr int64_t kPrefetchBytes = 32768;
 
 // At least 32 bytes: the last move overlaps the one before. `next` is a row to fetch.
 HYBRIDRL_INLINE void copy_short(const char* from, char* to, int64_t bytes, const char* next) {

@@ -1,7 +1,8 @@
 """Measures the kernels on the CPU against memcpy of the same bytes, on the same number of threads, in the same run.
 
 Rows of each length are packed out of a tensor twice as wide and unpacked into one, which is what tensor parallelism does to a
-weight cut by columns. Buffers are far larger than the caches. Every figure is the best of several interleaved repeats. GB/s count
+weight cut by columns. Buffers are far larger than the caches and are torch's: they start at 64 bytes, as weights do. Rows of
+`pack_misaligned` start at 16 bytes past a multiple of 64 at their destination. Every figure is the best of several interleaved repeats. GB/s count
 what is read, except for float8: it reads two bytes and writes one, and counts as if it copied half of their sum.
 """
 
@@ -70,9 +71,9 @@ class Memory:
 
     @staticmethod
     def allocate(num_bytes: int) -> Memory:
-        """Fill both with floats that are neither NaN nor denormal."""
-        values = np.random.default_rng(0).random(num_bytes // 4, dtype=np.float32)
-        return Memory(values.view(np.uint8), np.concatenate([values, values]).view(np.uint8))
+        """Fill both with floats that are neither NaN nor denormal, in memory of torch: tensors start at 64 bytes."""
+        packed, wide = (torch.rand(size // 4).numpy().view(np.uint8) for size in (num_bytes, 2 * num_bytes))
+        return Memory(packed, wide)
 
 
 def copy_cases(memory: Memory, num_threads: int) -> list[Case]:
@@ -86,6 +87,11 @@ def copy_cases(memory: Memory, num_threads: int) -> list[Case]:
             Case("pack", row, rows * row, lambda s=pack: segmented_copy(s, wide, packed, num_threads=num_threads)),
             Case("unpack", row, rows * row, lambda s=unpack: segmented_copy(s, packed, wide, num_threads=num_threads)),
         ]
+    for row in (384, 1024):
+        rows = memory.packed.nbytes // row - 1
+        shifted = np.array([[0, 0, 2 * row, 0, 16, row, rows, row]])
+        run = lambda s=shifted: segmented_copy(s, wide, packed, num_threads=num_threads)  # noqa: E731
+        cases.append(Case("pack_misaligned", row, rows * row, run))
     return cases
 
 
