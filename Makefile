@@ -8,6 +8,7 @@ PLATFORM ?= cpu
 PYTHON ?= python3.11
 VENV ?= .venv
 MCORE19 := .venv-mcore19
+TRL := .venv-trl
 
 BIN := $(VENV)/bin
 # -qq shows errors only: where a package index is missing or empty, -q warns once per package and index.
@@ -83,6 +84,13 @@ $(MCORE19)/.packages: Makefile
 	@$(INSTALL) --upgrade --target $(MCORE19) --no-deps --ignore-requires-python megatron-core==0.19.2
 	@touch $@
 
+# The peer of scripts/bench_vs_trl.py, in an environment of its own that sees the packages of ours and adds what is missing.
+$(TRL)/.packages: setup
+	@$(PYTHON) -m venv $(TRL)
+	@echo "import sys; sys.path.append('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(TRL)/lib/python3.11/site-packages/base.pth
+	@$(TRL)/bin/pip --disable-pip-version-check --no-input install -qq trl==1.16.0 datasets==5.2.0
+	@touch $@
+
 lint: setup  ## Style, types, layers, C++ format, spelling
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -106,4 +114,4 @@ clean:  ## Remove what builds and tests leave behind; keep the environment and r
 	@find hybridrl -name '_C*.so' -delete
 
 distclean: clean  ## Remove the environments too
-	@rm -rf $(VENV) $(MCORE19)
+	@rm -rf $(VENV) $(MCORE19) $(TRL)
