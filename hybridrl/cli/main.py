@@ -1,4 +1,4 @@
-"""The command line: ``hybridrl train FILE [key=value ...]``; ``sft``, ``check`` and ``parity`` likewise.
+"""The command line: ``hybridrl train FILE [key=value ...]``; ``sft``, ``check`` and ``parity`` likewise. ``look.py`` has those for runs.
 
 The only place that reads arguments. Everything that can be refused is refused here, before an engine is imported.
 Exit codes: 0 done, 1 the run failed or the engines disagree, 2 the configuration or the data is wrong, 130 interrupted.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from hybridrl.cli.look import add_look_commands
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.errors import ConfigError, DataError, HybridRLError
 from hybridrl.parity.options import ParityOptions
@@ -66,7 +67,10 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
     Returns:
         The exit code.
     """
-    request = _parse(sys.argv[1:] if arguments is None else arguments)
+    parsed = _parser().parse_args(arguments)
+    if parsed.look is not None:
+        return _look(parsed)
+    request = _request(parsed)
     try:
         checked = load_checked(request.path, request.overrides, request.command)
         if request.is_check_only:
@@ -87,10 +91,20 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
         return EXIT_INTERRUPTED
 
 
-def _parse(arguments: Sequence[str]) -> Request:
+def _look(parsed: argparse.Namespace) -> int:
+    try:
+        code: int = parsed.look(parsed)
+    except HybridRLError as e:
+        _complain(f"{parsed.command}: cannot read this", e)
+        return EXIT_WRONG_INPUT
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hybridrl", description="Reinforcement learning for mixture-of-experts models"
     )
+    parser.set_defaults(look=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in (
         ("train", "train a policy with reinforcement learning"),
@@ -109,7 +123,11 @@ def _parse(arguments: Sequence[str]) -> Request:
             )
         if name == "parity":
             _add_parity_options(command)
-    parsed = parser.parse_args(arguments)
+    add_look_commands(commands)
+    return parser
+
+
+def _request(parsed: argparse.Namespace) -> Request:
     is_check_only = parsed.command == "check"
     command_kind = Command.SFT if parsed.command == "sft" or (is_check_only and parsed.sft) else Command.TRAIN
     options = _parity_options(parsed) if parsed.command == "parity" else None
