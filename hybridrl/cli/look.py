@@ -10,6 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hybridrl.config.step_list import StepList, parse_steps
+from hybridrl.errors import ConfigError
+from hybridrl.observability.comparison import write_comparison
+from hybridrl.observability.rollout_browser import PageLimits, write_rollouts_page
+from hybridrl.observability.run_folder import RunFolder, open_run
+from hybridrl.observability.token_text import Decode
+
+_LIMITS = PageLimits()
+
 Look = Callable[[argparse.Namespace], int]
 
 
@@ -21,6 +30,26 @@ def add_look_commands(commands: Any) -> None:
         "--output", type=Path, metavar="FILE", help="page to write (comparison.html beside the first run)"
     )
 
+    rollouts = _command(
+        commands, "rollouts", "browse the samples of a run in one page that opens without a network", _rollouts
+    )
+    rollouts.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    rollouts.add_argument(
+        "--steps", type=_steps, metavar="STEPS", help="steps to show, such as 0,10-12,/50 (all that fit)"
+    )
+    rollouts.add_argument(
+        "--max-tokens", type=_at_least(1), default=_LIMITS.max_tokens, help="tokens of all samples (%(default)s)"
+    )
+    rollouts.add_argument(
+        "--max-sample-tokens",
+        type=_at_least(2),
+        default=_LIMITS.max_sample_tokens,
+        help="tokens of one sample (%(default)s)",
+    )
+    rollouts.add_argument(
+        "--output", type=Path, metavar="FILE", help="page to write (rollouts.html in the run's folder)"
+    )
+
 
 def _command(commands: Any, name: str, text: str, look: Look) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
@@ -29,11 +58,46 @@ def _command(commands: Any, name: str, text: str, look: Look) -> argparse.Argume
 
 
 def _report(parsed: argparse.Namespace) -> int:
-    from hybridrl.observability.comparison import write_comparison
-    from hybridrl.observability.run_folder import open_run
-
     runs = [open_run(path) for path in parsed.runs]
     output = parsed.output or runs[0].path.absolute().parent / "comparison.html"
     write_comparison(output, runs)
     print(output)
     return 0
+
+
+def _rollouts(parsed: argparse.Namespace) -> int:
+    run = open_run(parsed.run)
+    output = parsed.output or run.path / "rollouts.html"
+    limits = PageLimits(parsed.max_tokens, parsed.max_sample_tokens)
+    decode = _decoder(run)
+    if decode is None:
+        print(f"{run.config()['model.path']} has no tokenizer any more: tokens are shown as ids")
+    wanted = (lambda number: True) if parsed.steps is None else parsed.steps.__contains__
+    print(write_rollouts_page(output, run, decode, wanted, limits))
+    print(output)
+    return 0
+
+
+def _decoder(run: RunFolder) -> Decode | None:
+    """Return how the run's tokenizer decodes; None when its folder is gone."""
+    from hybridrl.data.tokenizer import load_tokenizer
+
+    folder = Path(str(run.config()["model.path"]))
+    return load_tokenizer(folder).decode if (folder / "tokenizer.json").is_file() else None
+
+
+def _steps(text: str) -> StepList:
+    try:
+        return parse_steps(text)
+    except ConfigError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"got {text}, expected a whole number >= {least}")
+        return value
+
+    return number

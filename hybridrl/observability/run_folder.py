@@ -70,7 +70,7 @@ class RunFolder:
             try:
                 row = json.loads(line)
                 rows.setdefault(int(row.pop("step")), {}).update(row)
-            except (ValueError, KeyError, AttributeError) as e:
+            except (ValueError, KeyError, TypeError, AttributeError) as e:
                 raise DataError(f"{path}:{number}: got {line[:80]!r}, expected a JSON object with a step") from e
         names = sorted({name for row in rows.values() for name in row if name != "non_finite"})
         series = {name: [_number(row.get(name)) for row in rows.values()] for name in names}
@@ -93,14 +93,20 @@ def open_run(path: Path) -> RunFolder:
     """
     missing = [name for name in ("config.resolved.yaml", "metrics.jsonl") if not (path / name).is_file()]
     if missing:
-        raise DataError(f"{path}: has no {' and no '.join(missing)}, expected the folder of a run, for example runs/calc")
+        raise DataError(
+            f"{path}: has no {' and no '.join(missing)}, expected the folder of a run, for example runs/calc"
+        )
     return RunFolder(path)
 
 
 def _numbered(folder: Path) -> dict[int, Path]:
     """Return ``step_000012.parquet`` and the like by their numbers, in order."""
     found = {path.stem.rpartition("_")[2]: path for path in folder.glob("*_*.parquet")}
-    return {int(number): found[number] for number in sorted(found, key=lambda n: int(n) if n.isdigit() else -1) if number.isdigit()}
+    return {
+        int(number): found[number]
+        for number in sorted(found, key=lambda n: int(n) if n.isdigit() else -1)
+        if number.isdigit()
+    }
 
 
 def _flat(value: object, key: str) -> dict[str, Scalar]:
