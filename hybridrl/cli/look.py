@@ -50,6 +50,14 @@ def add_look_commands(commands: Any) -> None:
         "--output", type=Path, metavar="FILE", help="page to write (rollouts.html in the run's folder)"
     )
 
+    replay = _command(commands, "replay", "compute a recorded step again and report the first difference", _replay)
+    replay.add_argument("file", type=Path, metavar="FILE", help="replays/step_*.parquet in the folder of a run")
+    replay.add_argument(
+        "--run-files",
+        action="store_true",
+        help="run the Python files and programs that the recorded configuration names",
+    )
+
 
 def _command(commands: Any, name: str, text: str, look: Look) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
@@ -76,6 +84,17 @@ def _rollouts(parsed: argparse.Namespace) -> int:
     print(write_rollouts_page(output, run, decode, wanted, limits))
     print(output)
     return 0
+
+
+def _replay(parsed: argparse.Namespace) -> int:
+    from hybridrl.replay.recompute import replay
+    from hybridrl.replay.report import replay_report
+    from hybridrl.replay.step_file import read_step
+
+    step = read_step(parsed.file)
+    checks = replay(step, runs_user_files=parsed.run_files)
+    print(replay_report(step, checks))
+    return 1 if any(check.first for check in checks) else 0
 
 
 def _decoder(run: RunFolder) -> Decode | None:

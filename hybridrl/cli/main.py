@@ -68,9 +68,10 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
         The exit code.
     """
     parsed = _parser().parse_args(arguments)
-    if parsed.look is not None:
-        return _look(parsed)
-    request = _request(parsed)
+    return _look(parsed) if parsed.look is not None else _start(_request(parsed), runner)
+
+
+def _start(request: Request, runner: Callable[[Command], Run]) -> int:
     try:
         checked = load_checked(request.path, request.overrides, request.command)
         if request.is_check_only:

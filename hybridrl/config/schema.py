@@ -536,6 +536,10 @@ class TrainerConfig:
         "Before the first step, hold Megatron in its layout and vLLM against transformers as `hybridrl parity` does, and fail the "
         "run when they disagree",
     )
+    replay_steps: str | None = setting(
+        None,
+        "Steps to write a replay file of, for `hybridrl replay`: 0,10-12,/50 is step 0, steps 10 to 12 and every 50th",
+    )
     save_hf_at_end: bool = setting(True, "Export the trained policy as an HF checkpoint under the run folder")
 
 

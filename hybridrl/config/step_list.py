@@ -26,6 +26,15 @@ class StepList:
         return any(first <= step <= last for first, last in self.ranges) or any(step % n == 0 for n in self.strides)
 
 
+def is_step_list(text: str) -> bool:
+    """Return whether a text can be read as a list of steps."""
+    try:
+        parse_steps(text)
+    except ConfigError:
+        return False
+    return True
+
+
 def parse_steps(text: str) -> StepList:
     """Read a list of steps.
 

@@ -19,6 +19,7 @@ from hybridrl.rewards.result import RewardResult
 from hybridrl.roles.future import Future
 
 if TYPE_CHECKING:
+    from hybridrl.controller.batches import ScoredBatch
     from hybridrl.controller.weight_sync import SyncReport
     from hybridrl.engines.megatron.results import UpdateMetrics
     from hybridrl.reshard.executor import TransferReport
@@ -38,8 +39,8 @@ class ActorGroup(Protocol):
         """Compute log-probs under the frozen reference."""
         ...
 
-    def update(self, batch: PolicyBatch) -> Future[UpdateMetrics]:
-        """Take one optimizer step."""
+    def update(self, batch: PolicyBatch, *, want_logprobs: bool = False) -> Future[UpdateMetrics]:
+        """Take one optimizer step; the answer has the log-probs before it where they are wanted."""
         ...
 
 
@@ -144,6 +145,25 @@ class Scorer(Protocol):
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Return the reward of each sample, and which samples could not be scored and are to be dropped."""
+        ...
+
+
+class StepReplays(Protocol):
+    """Files of chosen steps; see :class:`hybridrl.controller.replays.ReplayFiles`."""
+
+    def wants(self, step: int) -> bool:
+        """Return whether a step is to be recorded."""
+        ...
+
+    def record(
+        self,
+        step: int,
+        batch: ScoredBatch,
+        policy: PolicyBatch,
+        updates: Sequence[UpdateMetrics],
+        counted: Mapping[str, Metric],
+    ) -> None:
+        """Write a step if it is wanted; the updates then have log-probs."""
         ...
 
 

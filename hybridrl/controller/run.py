@@ -16,6 +16,7 @@ from hybridrl.config.dump import resolved_yaml
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.parity import require_parity
+from hybridrl.controller.replays import ReplayFiles
 from hybridrl.controller.startup import start_actor, start_roles
 from hybridrl.controller.supervised import train_supervised
 from hybridrl.controller.trainer import Trainer, TrainResult
@@ -63,6 +64,7 @@ def train(config: ExperimentConfig) -> int:
                 scorer=scorer,
                 evaluator=Evaluator(roles.rollout, scorer, dataset.evaluation, config.data.eval_samples_per_prompt),
                 recorder=recorder,
+                replays=ReplayFiles(config, recorder.run_dir, stop_texts),
             )
             result = trainer.run()
             if config.trainer.save_hf_at_end:

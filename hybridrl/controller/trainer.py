@@ -28,7 +28,15 @@ from hybridrl.config.schema import AlgorithmConfig, TrainerConfig
 from hybridrl.controller.batches import ScoredBatch, mini_batches, policy_batch, rollout_records
 from hybridrl.controller.evaluation import EvaluationSchedule, Evaluator
 from hybridrl.controller.gathering import Gathering
-from hybridrl.controller.interfaces import ActorGroup, PromptStream, Recorder, RolloutGroup, Scorer, WeightSync
+from hybridrl.controller.interfaces import (
+    ActorGroup,
+    PromptStream,
+    Recorder,
+    RolloutGroup,
+    Scorer,
+    StepReplays,
+    WeightSync,
+)
 from hybridrl.controller.metrics import StepOutcome, step_metrics
 from hybridrl.controller.mismatch import check_mismatch, measure
 from hybridrl.data.sample import Sample
@@ -66,6 +74,7 @@ class Trainer:
         scorer: Scorer,
         evaluator: Evaluator,
         recorder: Recorder,
+        replays: StepReplays | None = None,
     ) -> None:
         self._config = config
         self._batching = algorithm
@@ -77,6 +86,7 @@ class Trainer:
         self._scorer = scorer
         self._evaluator = evaluator
         self._recorder = recorder
+        self._replays = replays
         self._schedule = EvaluationSchedule(config.eval_every_steps, config.num_steps)
         self._in_flight: deque[Future[list[Sample]]] = deque()
         self._num_started = 0
@@ -127,7 +137,8 @@ class Trainer:
             policy = policy_batch(batch, old_logprobs, ref_logprobs, credit.advantages, weigh)
         with phase("train"):
             parts = mini_batches(policy, self._batching.mini_batches_per_step, weigh)
-            updates = [wait_for(self._actor.update(part), beside=self._in_flight) for part in parts]
+            wants = self._replays is not None and self._replays.wants(step)
+            updates = [wait_for(self._actor.update(part, want_logprobs=wants), self._in_flight) for part in parts]
         with phase("rollout"):
             wait_all(list(self._in_flight))
         with phase("weight_sync"):
@@ -138,6 +149,8 @@ class Trainer:
         if self._schedule.is_due_after(step):
             self._evaluate(version + 1)
         self._recorder.record_step(step, metrics, rollout_records(batch, policy))
+        if self._replays:
+            self._replays.record(step, batch, policy, updates, counted)
 
     def _unreplayed_metrics(self, batch: ScoredBatch, step: int) -> dict[str, Metric]:
         """Before evaluations, measure what the mismatch would be if the sampler's experts were not replayed."""

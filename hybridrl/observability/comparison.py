@@ -45,7 +45,7 @@ def config_differences(configs: Sequence[dict[str, Scalar]]) -> dict[str, list[S
 
 def _run_data(run: RunFolder, name: str) -> dict[str, object]:
     rows = run.metrics()
-    hours = list(
+    hours: list[float | None] = list(
         accumulate((seconds or 0.0) / 3600 for seconds in rows.series.get("time_s/step", [0.0] * len(rows.steps)))
     )
     shown = replace(rows, series=rows.series | {_HOURS: hours}).thinned(_MAX_POINTS)

@@ -173,7 +173,7 @@ def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
     return [int(length) for length in np.diff(changes, prepend=0, append=len(mask))]
 
 
-def _advantages(values: NDArray[np.float32]) -> float | None | list[float | None]:
+def _advantages(values: NDArray[np.float32]) -> float | list[float | None] | None:
     """Return one number where all tokens have the same, as without a critic."""
     if len(values) and (values == values[0]).all():
         return _rounded(values[0])

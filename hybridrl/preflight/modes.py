@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hybridrl.config.schema import ExperimentConfig, LrSchedule, Platform, TaskName
+from hybridrl.config.step_list import is_step_list
 from hybridrl.preflight.algorithm import unread_by_algorithm
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
@@ -31,6 +32,8 @@ def check_modes(report: Report, config: ExperimentConfig, command: Command) -> N
     if trainer.stop_at_accuracy is not None and trainer.eval_every_steps == 0:
         key, expected = "trainer.stop_at_accuracy", "null, since trainer.eval_every_steps is 0"
         report.add(key, trainer.stop_at_accuracy, expected, "turn evaluation on", related=("trainer.eval_every_steps",))
+    if trainer.replay_steps is not None and not is_step_list(trainer.replay_steps):
+        report.add("trainer.replay_steps", trainer.replay_steps, "steps such as 0,10-12,/50", "correct it")
     _check_unread(report, config, command)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,17 +109,17 @@ class MegatronGroup:
         """Compute log-probs under the frozen reference."""
         return self._logprobs("ref_logprobs", batch)
 
-    def update(self, batch: PolicyBatch) -> Future[UpdateMetrics]:
-        """Take one optimizer step on the policy loss."""
+    def update(self, batch: PolicyBatch, *, want_logprobs: bool = False) -> Future[UpdateMetrics]:
+        """Take one optimizer step on the policy loss; the answer has the log-probs before it where they are wanted."""
         rows = self._rows(batch.sequences)
-        arguments = [(batch.select(part), self._loss, self._temperature) for part in rows]
-        return self._train_step("update", scatter_dp(arguments))
+        arguments = [(batch.select(part), self._loss, self._temperature, want_logprobs) for part in rows]
+        return self._train_step("update", scatter_dp(arguments), rows)
 
     def update_supervised(self, batch: SequenceBatch, loss_weights: Floats) -> Future[UpdateMetrics]:
         """Take one optimizer step on the weighted negative log-likelihood."""
         rows = self._rows(batch)
         return self._train_step(
-            "update_supervised", scatter_dp([(batch.select(part), loss_weights[part]) for part in rows])
+            "update_supervised", scatter_dp([(batch.select(part), loss_weights[part]) for part in rows]), rows
         )
 
     def connect_sync(
@@ -164,10 +164,11 @@ class MegatronGroup:
         arguments = scatter_dp([(batch.select(part), self._temperature) for part in rows])
         return self._group.call(method, arguments, combine, phase=method, timeout_s=self._timeouts.train_timeout_s)
 
-    def _train_step(self, method: str, arguments: Dispatch) -> Future[UpdateMetrics]:
+    def _train_step(self, method: str, arguments: Dispatch, rows: Sequence[NDArray[np.int64]]) -> Future[UpdateMetrics]:
         def combine(values: list[Any]) -> UpdateMetrics:
-            metrics: UpdateMetrics = from_reporting_ranks(values, self._group.dp_ranks)[0]
-            return metrics
+            parts: list[UpdateMetrics] = from_reporting_ranks(values, self._group.dp_ranks)
+            logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+            return replace(parts[0], logprobs=join_rows(logprobs, rows)) if logprobs else parts[0]
 
         return self._group.call(method, arguments, combine, phase=method, timeout_s=self._timeouts.train_timeout_s)
 

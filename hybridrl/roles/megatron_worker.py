@@ -103,9 +103,11 @@ class MegatronWorker:
             raise EngineError("ref_logprobs without a reference model; set algorithm.policy_loss.kl_coef above 0")
         return self._reference.logprobs(batch, temperature)
 
-    def update(self, batch: PolicyBatch, loss: PolicyLossConfig, temperature: float) -> UpdateMetrics | None:
+    def update(
+        self, batch: PolicyBatch, loss: PolicyLossConfig, temperature: float, want_logprobs: bool
+    ) -> UpdateMetrics | None:
         """Take one optimizer step; see :meth:`MegatronEngine.update`."""
-        return self._actor.update(batch, loss, temperature)
+        return self._actor.update(batch, loss, temperature, want_logprobs)
 
     def update_supervised(self, batch: SequenceBatch, loss_weights: Floats) -> UpdateMetrics | None:
         """Take one supervised optimizer step; see :meth:`MegatronEngine.update_supervised`."""

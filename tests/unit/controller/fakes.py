@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from hybridrl.config.schema import RewardFailure
+from hybridrl.controller.batches import ScoredBatch
 from hybridrl.controller.weight_sync import SyncReport
 from hybridrl.data.batch import PolicyBatch, SequenceBatch
 from hybridrl.data.sample import FinishReason, Prompt, Sample
@@ -115,7 +116,7 @@ class World:
         self.diary.append("ref_logprobs")
         return FakeFuture(lambda: FakeLogprobs.constant(batch, -1.25))
 
-    def update(self, batch: PolicyBatch) -> FakeFuture[FakeUpdate]:
+    def update(self, batch: PolicyBatch, *, want_logprobs: bool = False) -> FakeFuture[FakeUpdate]:
         self.diary.append(f"update v{self.trainer_version}")
         if self.fail_update_at == self.trainer_version:
             return FakeFuture(FakeUpdate, [Failure("actor", 1, "update", FailureKind.RAISED, "ValueError: bad row")])
@@ -124,7 +125,7 @@ class World:
             if self.interrupt_update_at == self.trainer_version:
                 raise KeyboardInterrupt
             self.last_batch = batch
-            return FakeUpdate()
+            return FakeUpdate(logprobs=batch.old_logprobs if want_logprobs else None)
 
         return FakeFuture(answer)
 
@@ -160,6 +161,7 @@ class FakeUpdate:
     clip_fraction: float = 0.0
     ref_kl: float = 0.0
     num_skipped: int = 0
+    logprobs: np.ndarray | None = None
 
 
 def make_rewards(rewards: Sequence[float | None]) -> RewardResult:
@@ -173,6 +175,25 @@ class AlternatingScorer:
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         return make_rewards([None if s.text == "crashed" else float(i % 2 == 0) for i, s in enumerate(samples)])
+
+
+@dataclass
+class FakeReplays:
+    wanted: frozenset[int] = frozenset()
+    recorded: list[tuple[int, int, bool]] = field(default_factory=list)
+
+    def wants(self, step: int) -> bool:
+        return step in self.wanted
+
+    def record(
+        self,
+        step: int,
+        batch: ScoredBatch,
+        policy: PolicyBatch,
+        updates: Sequence[FakeUpdate],
+        counted: Mapping[str, Metric],
+    ) -> None:
+        self.recorded.append((step, len(batch.samples), all(update.logprobs is not None for update in updates)))
 
 
 @dataclass

@@ -13,7 +13,15 @@ from hybridrl.controller.trainer import Trainer, TrainResult
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError, EngineError
 from hybridrl.rewards.result import RewardResult
-from tests.unit.controller.fakes import AlternatingScorer, FakePrompts, FakeRecorder, World, make_prompt, make_rewards
+from tests.unit.controller.fakes import (
+    AlternatingScorer,
+    FakePrompts,
+    FakeRecorder,
+    FakeReplays,
+    World,
+    make_prompt,
+    make_rewards,
+)
 
 PROMPTS, SAMPLES = 2, 4
 
@@ -26,6 +34,7 @@ def _trainer(
     mini_batches: int = 1,
     max_rounds: int = 1,
     rollout_correction: RolloutCorrectionConfig | None = None,
+    replays: FakeReplays | None = None,
     **settings: object,
 ) -> Trainer:
     config = TrainerConfig(**{"num_steps": 3, "eval_every_steps": 0} | settings)
@@ -48,6 +57,7 @@ def _trainer(
         scorer=AlternatingScorer(),
         evaluator=evaluator,
         recorder=recorder,
+        replays=replays,
     )
 
 
@@ -71,6 +81,12 @@ def test_with_lag_1_the_next_rollout_starts_before_the_update_and_ends_before_th
     ]  # fmt: skip
     assert [metrics["lag/max"] for _, metrics, _ in recorder.steps] == [0, 1, 1]
     assert [metrics["lag/mean"] for _, metrics, _ in recorder.steps] == [0.0, 1.0, 1.0]
+
+
+def test_updates_give_their_logprobs_on_the_steps_to_be_replayed_only() -> None:
+    replays = FakeReplays(frozenset({1}))
+    _trainer(World(), FakeRecorder(), num_steps=3, replays=replays).run()
+    assert replays.recorded == [(step, PROMPTS * SAMPLES, step == 1) for step in range(3)]
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2, 5])

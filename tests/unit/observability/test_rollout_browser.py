@@ -117,7 +117,7 @@ def test_a_file_without_the_columns_of_today_is_read_and_another_file_is_refused
     pq.write_table(pq.read_table(path).drop_columns(["data_source"]), path)
     assert read_rollouts(path)[0].data_source == ""
     pq.write_table(pq.read_table(path).drop_columns(["loss_mask"]), path)
-    with pytest.raises(DataError, match="loss_mask.*expected a parquet file of rollouts"):
+    with pytest.raises(DataError, match=r"loss_mask.*expected a parquet file of rollouts"):
         read_rollouts(path)
     path.write_bytes(b"no parquet")
     with pytest.raises(DataError, match="expected a parquet file of rollouts"):

@@ -43,7 +43,7 @@ def test_values_that_are_not_finite_are_none(tmp_path: Path) -> None:
 
 def test_another_folder_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match="has no config.resolved.yaml and no metrics.jsonl, expected the folder of a run"
+        DataError, match=r"has no config\.resolved\.yaml and no metrics\.jsonl, expected the folder of a run"
     ):
         open_run(tmp_path)
 
