@@ -154,6 +154,14 @@ class RouterReplay(enum.Enum):
     R3 = "r3"  # that of the sampler, as does the log-prob pass
 
 
+class WandbMode(enum.Enum):
+    """Whether and how Weights & Biases follows a run."""
+
+    OFF = "off"
+    OFFLINE = "offline"  # into the run's folder, for `wandb sync`
+    ONLINE = "online"
+
+
 class Recompute(enum.Enum):
     """Activations that are dropped after the forward pass."""
 
@@ -544,6 +552,27 @@ class TrainerConfig:
 
 
 @dataclass
+class TrackingConfig:
+    """Programs that follow the metrics of a run, beside its metrics.jsonl and TensorBoard files."""
+
+    wandb: WandbMode = setting(
+        WandbMode.OFF, "Weights & Biases (package wandb); offline needs no account and no network"
+    )
+    wandb_project: str = setting("hybridrl", "Project of the run in Weights & Biases")
+    mlflow_uri: str | None = setting(
+        None,
+        "MLflow (package mlflow): file:///folder, sqlite:////folder/mlflow.db or the address of a server; null turns it off",
+    )
+    prometheus_port: int | None = setting(
+        None,
+        "Port of the controller at which Prometheus reads the newest metrics; null turns it off",
+        at_least=1,
+        at_most=65535,
+    )
+    prometheus_host: str = setting("127.0.0.1", "Interface that this port listens on; it has no password")
+
+
+@dataclass
 class SftConfig:
     """Supervised fine-tuning (`hybridrl sft`)."""
 
@@ -573,4 +602,5 @@ class ExperimentConfig:
     algorithm: AlgorithmConfig = setting(AlgorithmConfig, "Algorithm")
     weight_sync: WeightSyncConfig = setting(WeightSyncConfig, "Weight sync")
     trainer: TrainerConfig = setting(TrainerConfig, "Loop")
+    tracking: TrackingConfig = setting(TrackingConfig, "Trackers")
     sft: SftConfig = setting(SftConfig, "Supervised stage")

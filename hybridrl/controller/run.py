@@ -19,6 +19,7 @@ from hybridrl.controller.parity import require_parity
 from hybridrl.controller.replays import ReplayFiles
 from hybridrl.controller.startup import start_actor, start_roles
 from hybridrl.controller.supervised import train_supervised
+from hybridrl.controller.tracking import open_trackers
 from hybridrl.controller.trainer import Trainer, TrainResult
 from hybridrl.data.dataset import open_dataset
 from hybridrl.data.demonstrations import open_demonstrations
@@ -54,6 +55,7 @@ def train(config: ExperimentConfig) -> int:
             contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts)) as scorer,
             start_roles(config, recorder.run_dir, dataset.train.first.token_ids) as roles,
         ):
+            roles.observe(recorder.timeline.add)
             trainer = Trainer(
                 config.trainer,
                 config.algorithm,
@@ -107,6 +109,8 @@ def _recorded(
     recorder = RunRecorder(Path(config.runs_dir), config.name, resolved_yaml(config), num_steps, decode=decode)
     try:
         with _stop_signals(), recorder:
+            for tracker in open_trackers(config, recorder.run_dir):
+                recorder.track(tracker)
             recorder.status(status)
             summary = run(recorder)
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ from hybridrl.layout.shard import ShardMap
 from hybridrl.reshard.transports import remove_leftovers
 from hybridrl.roles.deadline import inner_s
 from hybridrl.roles.future import wait_for, wait_for_both
+from hybridrl.roles.group import Observe
 from hybridrl.roles.megatron_group import MegatronGroup
 from hybridrl.roles.megatron_worker import MegatronLaunch
 from hybridrl.roles.placement import RolePlacement, place_roles
@@ -36,6 +37,11 @@ class Roles:
     actor: MegatronGroup
     rollout: RolloutReplicas
     weight_sync: WeightSyncer
+
+    def observe(self, observe: Observe) -> None:
+        """Tell of every answer of a rank or replica from now on."""
+        self.actor.observe(observe)
+        self.rollout.observe(observe)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
     runs/<name>/config.resolved.yaml     what ran, written first
     runs/<name>/metrics.jsonl            one object per step, on disk before the next step starts
     runs/<name>/tensorboard/             the same numbers
+    runs/<name>/timeline.json            phases of the controller and calls of the ranks, as a Chrome trace
     runs/<name>/rollouts/step_*.parquet  every sample with tokens, log-probs and reward
     runs/<name>/evaluations/version_*.parquet  the samples of the evaluation of a policy version, in the same columns
     runs/<name>/report.html              curves and sample rollouts in one self-contained page
@@ -15,8 +16,9 @@ that it was in.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -27,6 +29,8 @@ from hybridrl.observability.progress import Progress, open_progress
 from hybridrl.observability.records import Metric, Outcome, RolloutRecord
 from hybridrl.observability.report import Decode, Report
 from hybridrl.observability.rollout_file import write_rollouts
+from hybridrl.observability.timeline import Timeline, free_timeline_path
+from hybridrl.observability.trackers.tracker import Tracker
 
 
 class RunRecorder:
@@ -56,11 +60,13 @@ class RunRecorder:
         self.run_dir = create_run_dir(runs_dir, name)
         write_text_atomic(self.run_dir / "config.resolved.yaml", resolved_config)
         self._log = MetricsLog(self.run_dir)
+        self._trackers: list[Tracker] = []
+        self.timeline = Timeline(free_timeline_path(self.run_dir))
         self._report = Report(self.run_dir / "report.html", self.run_dir.name, num_steps, resolved_config, decode)
         self._report_interval_s = report_interval_s
         self._report_written_at = float("-inf")
         self._progress = open_progress(self.run_dir.name, num_steps) if progress is None else progress
-        self._phases = PhaseTimer(self._progress.phases)
+        self._phases = PhaseTimer(self._progress.phases, partial(self.timeline.add, "controller", "phases"))
         self._evaluation: dict[str, Metric] = {}
         self._held_out: tuple[RolloutRecord, ...] = ()
         self._closed = False
@@ -72,6 +78,10 @@ class RunRecorder:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a part of the step; the step's metrics get ``time_s/<name>``."""
         return self._phases.phase(name)
+
+    def track(self, tracker: Tracker) -> None:
+        """Give a tracker the metrics of every step from now on."""
+        self._trackers.append(tracker)
 
     def start_steps(self) -> None:
         """Start the clock of the next step anew, so that start-up does not count as its time."""
@@ -103,6 +113,7 @@ class RunRecorder:
         merged: dict[str, Metric] = {**self._phases.take(), **metrics, **self._evaluation}
         self._evaluation = {}
         self._write(step, merged)
+        self.timeline.flush()
         if rollouts:
             write_rollouts(self.run_dir / "rollouts" / f"step_{step:06d}.parquet", step, rollouts)
             self._report.add_rollouts(step, rollouts, self._held_out)
@@ -117,6 +128,9 @@ class RunRecorder:
         if not self._closed:
             self._closed = True
             self._log.close()
+            self.timeline.close()
+            for tracker in list(self._trackers):
+                self._guard(tracker, partial(tracker.close, outcome))
             self._report.write(outcome)
             self._progress.close()
         return self._report.path
@@ -135,3 +149,13 @@ class RunRecorder:
     def _write(self, step: int, metrics: Mapping[str, Metric]) -> None:
         self._log.append(step, metrics)
         self._report.add_metrics(step, metrics)
+        for tracker in list(self._trackers):
+            self._guard(tracker, partial(tracker.append, step, metrics))
+
+    def _guard(self, tracker: Tracker, action: Callable[[], None]) -> None:
+        """Act on a tracker, and go on without it when that fails: the run's own files have everything."""
+        try:
+            action()
+        except Exception as e:  # noqa: BLE001  # another program's client, at a process boundary
+            self._trackers.remove(tracker)
+            self._progress.status(f"{tracker.name}: {type(e).__name__}: {e}; the run goes on without it")

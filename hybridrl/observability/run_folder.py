@@ -55,7 +55,7 @@ class RunFolder:
 
     def config(self) -> dict[str, Scalar]:
         """Return the configuration by dotted key."""
-        return _flat(yaml.safe_load(self.config_text), "")
+        return flat_config(yaml.safe_load(self.config_text))
 
     def metrics(self) -> MetricRows:
         """Return the metrics of every finished step; a last line that is not whole, of a running or a killed run, is left out.
@@ -109,13 +109,14 @@ def _numbered(folder: Path) -> dict[int, Path]:
     }
 
 
-def _flat(value: object, key: str) -> dict[str, Scalar]:
+def flat_config(value: object, key: str = "") -> dict[str, Scalar]:
+    """Return the values of nested sections by dotted key, below `key`."""
     if not isinstance(value, dict):
         return {key: value if isinstance(value, str | int | float | bool) else None}
     return {
         name: scalar
         for member, inner in value.items()
-        for name, scalar in _flat(inner, f"{key}.{member}" if key else str(member)).items()
+        for name, scalar in flat_config(inner, f"{key}.{member}" if key else str(member)).items()
     }
 
 

@@ -26,7 +26,7 @@ from hybridrl.roles.dispatch import (
     scatter_dp,
 )
 from hybridrl.roles.future import Future, wait_for
-from hybridrl.roles.group import RoleGroup
+from hybridrl.roles.group import Observe, RoleGroup
 from hybridrl.roles.megatron_worker import ROLE, MegatronLaunch, MegatronWorker
 from hybridrl.roles.placement import Slot
 from hybridrl.roles.resources import ResourcePool
@@ -87,6 +87,10 @@ class MegatronGroup:
     def dp_size(self) -> int:
         """Data-parallel degree: rows of a batch are dealt out to so many ranks."""
         return self._dp_size
+
+    def observe(self, observe: Observe) -> None:
+        """Tell of every answer of a rank from now on."""
+        self._group.observe = observe
 
     def rendezvous(self) -> tuple[str, int]:
         """Return the address of rank 0's host and a free port there."""

@@ -20,7 +20,7 @@ from hybridrl.layout.shard import ShardMap
 from hybridrl.roles.deadline import inner_s
 from hybridrl.roles.dispatch import broadcast, per_rank
 from hybridrl.roles.future import Future, wait_for
-from hybridrl.roles.group import RoleGroup
+from hybridrl.roles.group import Observe, RoleGroup
 from hybridrl.roles.placement import Slot
 from hybridrl.roles.resources import ResourcePool
 from hybridrl.roles.rollout_replica import ROLE, RolloutLaunch, RolloutReplica
@@ -44,10 +44,14 @@ class RolloutReplicas:
         self._launch = launch
         self._maps: dict[int, list[ShardMap]] = {}
         self._actors = {replica: self._start_process(replica) for replica in range(len(slots))}
-        self._group = self._regrouped()
+        self._group = RoleGroup(ROLE, list(self._actors.values()), range(len(slots)))
         self._rollout: RolloutConfig = launch.rollout
         self._seed = launch.seed
         self._timeouts = timeouts
+
+    def observe(self, observe: Observe) -> None:
+        """Tell of every answer of a replica from now on."""
+        self._group.observe = observe
 
     def start(self) -> Future[list[ShardMap]]:
         """Start all replicas; the answer is where each worker keeps the weights, numbered through the replicas."""
@@ -78,7 +82,7 @@ class RolloutReplicas:
         assert replica not in self._actors, (replica, list(self._actors))
         self._actors = dict(sorted({**self._actors, replica: self._start_process(replica)}.items()))
         self._group = self._regrouped()
-        joining = RoleGroup(ROLE, [self._actors[replica]], [0], [replica])
+        joining = RoleGroup(ROLE, [self._actors[replica]], [0], [replica], self._group.observe)
         return self._start(joining, is_joining=True)
 
     def generate(self, prompts: Sequence[Prompt], samples_per_prompt: int) -> Future[list[Sample]]:
@@ -163,7 +167,8 @@ class RolloutReplicas:
         return group.call("start", broadcast(is_joining), combine, phase="start", timeout_s=timeout_s)
 
     def _regrouped(self) -> RoleGroup:
-        return RoleGroup(ROLE, list(self._actors.values()), range(len(self._actors)), list(self._actors))
+        replicas = list(self._actors)
+        return RoleGroup(ROLE, list(self._actors.values()), range(len(replicas)), replicas, self._group.observe)
 
 
 def _concatenate(parts: list[list[Any]]) -> list[Any]:

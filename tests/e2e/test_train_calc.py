@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from hybridrl.controller.run import train
+from hybridrl.replay.recompute import replay
+from hybridrl.replay.step_file import read_step
 from tests.e2e.runs import demo_config, one_rank, read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -18,7 +21,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 def parallel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on TP 2 x PP 2 x EP 2 with evaluation before and after, and an export."""
     runs_dir = tmp_path_factory.mktemp("runs")
-    overrides = ("trainer.num_steps=4", "trainer.eval_every_steps=4", "trainer.save_hf_at_end=true")
+    overrides = (
+        "trainer.num_steps=4",
+        "trainer.eval_every_steps=4",
+        "trainer.save_hf_at_end=true",
+        "trainer.replay_steps=1",
+    )
     assert train(demo_config(runs_dir, "parallel", *overrides)) == 0
     return runs_dir / "parallel"
 
@@ -62,6 +70,38 @@ def test_the_run_folder_is_whole_and_holds_an_export(parallel: Path) -> None:
         "hf/tokenizer.json",
     ):
         assert (parallel / name).stat().st_size > 0, name
+
+
+def test_a_recorded_step_computes_again_without_a_difference(parallel: Path) -> None:
+    step = read_step(parallel / "replays" / "step_000001.parquet")
+    checks = replay(step)
+    assert [check.quantity for check in checks][:4] == ["reward", "advantages", "loss_weights", "loss"]
+    assert all(check.num_compared and check.first is None for check in checks), checks
+
+
+def test_the_timeline_has_every_call_of_every_rank_inside_the_phase_that_made_it(parallel: Path) -> None:
+    events = json.loads((parallel / "timeline.json").read_text())
+    names = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
+    spans = [
+        (
+            names["process_name", e["pid"], 0],
+            names["thread_name", e["pid"], e["tid"]],
+            e["name"],
+            e["ts"],
+            e["ts"] + e["dur"],
+        )
+        for e in events
+        if e["ph"] == "X"
+    ]
+    trained = [(start, end) for process, _, name, start, end in spans if (process, name) == ("controller", "train")]
+    assert len(trained) == 4
+    for rank in range(4):
+        updates = [s for s in spans if s[:3] == ("actor", f"rank {rank}", "update")]
+        assert len(updates) == 4
+        for (phase_start, phase_end), (*_, start, end) in zip(trained, updates, strict=True):
+            assert phase_start <= start < end <= phase_end
+    # Four steps and two evaluations.
+    assert len([s for s in spans if s[:3] == ("rollout", "rank 0", "rollout")]) == 6
 
 
 def test_one_rank_and_four_compute_the_same_first_step(parallel: Path, single: Path) -> None:
