@@ -54,8 +54,12 @@ PROMPTS = [Prompt(f"p{i}", (1, 9, 30, 31 + i), "", "", "test") for i in range(4)
 
 
 def save_deepseek_v3(folder: Path, seed: int) -> Path:
-    """Write a model with latent attention, a dense first layer, shared experts and a correction bias."""
-    make_model(FAMILIES["deepseek_v3"], seed=seed).save_pretrained(folder)
+    """Write a model with latent attention, a dense first layer, shared experts and a correction bias.
+
+    Its rotary embedding is plain, as Moonlight's: vLLM's CPU operator for it is wrong and must be off in replicas.
+    """
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    make_model(FAMILIES["deepseek_v3"] | plain, seed=seed).save_pretrained(folder)
     return folder
 
 
