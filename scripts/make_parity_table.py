@@ -32,19 +32,19 @@ HEAD = """# Parity
 
 Largest difference from transformers over 192 tokens and the whole vocabulary, random weights, float32, CPU. Bounds on the
 logits: Megatron-core 1e-4, vLLM 1e-3. vLLM computes the first 128 tokens as a prompt and decodes the others one by one from its
-cache. The models are those of `configs/families`; `python scripts/make_parity_table.py` measures and writes this page. That an import and an export give the same file bit for bit is tested for each in
-`tests/dist/test_megatron_numerics.py`, as are log-probs with tp 2 and ep 2.
+cache. The models are those of `configs/families`; `python scripts/make_parity_table.py` measures and writes this page. That an
+import and an export give the same file bit for bit is tested for each in `tests/dist/test_megatron_numerics.py`, as are log-probs
+with tp 2 and ep 2.
 
-Moonlight is further off in vLLM because its `rms_norm_eps` is 1e-5, which vLLM also uses for the norm of compressed values, where
-transformers, Megatron-core and the code published with the model have 1e-6.
+Moonlight is further off in vLLM, which takes the epsilon of the norm of compressed values from `rms_norm_eps`, here 1e-5, where
+transformers and Megatron-core have 1e-6. With `rms_norm_eps: 1e-6` vLLM is within 3.2e-05 (prompt) and 5.1e-05 (decoded).
 
 A pretrained model, SmolLM2-135M-Instruct in float32, goes from its checkpoint into Megatron-core with tp 1 and tp 3, and from there
 into vLLM: over 5 greedy answers of 64 tokens all say the same as transformers, with log-probs within 2.1e-05 (Megatron-core) and
 2.4e-05 (vLLM); `tests/e2e/test_smollm2.py`.
 
-|  | Megatron |  | vLLM, prompt |  | vLLM, decoded |  |
+| model | Megatron logits | log-probs | vLLM logits, prompt | log-probs | vLLM logits, decoded | log-probs |
 |---|---|---|---|---|---|---|
-| model | logits | log-probs | logits | log-probs | logits | log-probs |
 """
 
 

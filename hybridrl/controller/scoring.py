@@ -96,9 +96,7 @@ def _vllm(config: ExperimentConfig, token_ids: list[int]) -> Floats:
     os.environ.update(environment(config.platform, RolloutConfig(kv_cache_gib=1), None))
     from hybridrl.engines.vllm.logits import sequence_logits
 
-    logits: Floats = sequence_logits(
-        Path(config.model.path), token_ids, len(token_ids) // 2, config.platform
-    ).numpy()
+    logits: Floats = sequence_logits(Path(config.model.path), token_ids, len(token_ids) // 2, config.platform).numpy()
     return logits
 
 

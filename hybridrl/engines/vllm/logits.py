@@ -64,7 +64,7 @@ def sequence_logits(folder: Path, token_ids: list[int], num_prompt_tokens: int, 
     return torch.tensor(rows)
 
 
-class _Continuation(AdapterLogitsProcessor):  # type: ignore[misc]
+class _Continuation(AdapterLogitsProcessor):
     """Has vLLM "sample" given tokens; the raw logits that it reports are taken before."""
 
     def is_argmax_invariant(self) -> bool:
