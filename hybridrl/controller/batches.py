@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch, pad_rows
+from hybridrl.data.batch import Element, Floats, PolicyBatch, SequenceBatch, ValueBatch, pad_rows
 from hybridrl.data.sample import Sample
 from hybridrl.observability.records import RolloutRecord
 
 WeighLosses = Callable[[NDArray[np.bool_]], Floats]
 """Loss mask of the global batch of one update -> weights of its token losses."""
+
+
+AnyBatch = TypeVar("AnyBatch", PolicyBatch, ValueBatch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,39 @@ def policy_batch(
     )
 
 
-def mini_batches(batch: PolicyBatch, num_mini_batches: int, weigh: WeighLosses) -> list[PolicyBatch]:
+def values_before(values: Floats) -> Floats:
+    """Return the value of the state before each token, in which it was chosen, from that of the state after each; 0 before the first.
+
+    Example: 0.1, 0.2, 0.3 become 0, 0.1, 0.2.
+    """
+    return np.pad(values[:, :-1], ((0, 0), (1, 0)))
+
+
+def value_batch(
+    sequences: SequenceBatch, loss_mask: NDArray[np.bool_], values: Floats, returns: Floats, weigh: WeighLosses
+) -> ValueBatch:
+    """Join everything that an update of the critic needs.
+
+    Args:
+        loss_mask: [num_samples, max_tokens] True where the policy produced the token.
+        values: [num_samples, max_tokens] of the state after each token, before the update.
+        returns: [num_samples, max_tokens] of the state before each token.
+    """
+    return ValueBatch(
+        sequences=sequences,
+        loss_mask=_state_before(loss_mask),
+        old_values=values,
+        returns=_state_before(returns),
+        loss_weights=_state_before(weigh(loss_mask)),
+    )
+
+
+def _state_before(of_tokens: NDArray[Element]) -> NDArray[Element]:
+    """Move what belongs to a token to the state that it was chosen in, which is that after the token before."""
+    return np.pad(of_tokens[:, 1:], ((0, 0), (0, 1)))
+
+
+def mini_batches(batch: AnyBatch, num_mini_batches: int, weigh: WeighLosses) -> list[AnyBatch]:
     """Cut a batch into consecutive parts, each weighed as a global batch of its own; empty parts are left out.
 
     Example: 10 rows in 3 mini-batches are rows 0..3, 4..6 and 7..9.

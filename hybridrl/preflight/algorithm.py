@@ -32,6 +32,7 @@ _READ_EPSILON = (
     AdvantageEstimator.GRPO,
     AdvantageEstimator.REINFORCE_PP,
     AdvantageEstimator.REINFORCE_PP_BASELINE,
+    AdvantageEstimator.GAE,
 )
 _OVER_SEQUENCES = (PolicyLossKind.GSPO, PolicyLossKind.GMPO)
 _LOSSES_THAT_READ: dict[str, tuple[PolicyLossKind, ...]] = {
@@ -91,14 +92,26 @@ def _unread_by_functions(algorithm: AlgorithmConfig) -> Iterator[tuple[str, str]
     advantage, loss = algorithm.advantage, algorithm.policy_loss
     if advantage.path is not None:
         yield "algorithm.advantage.estimator", "when algorithm.advantage.path is set"
-    elif advantage.estimator not in _READ_EPSILON:
-        yield "algorithm.advantage.epsilon", f"when algorithm.advantage.estimator is {advantage.estimator.value}"
+    else:
+        yield from _unread_by_estimator(advantage)
     if loss.path is not None:
         yield "algorithm.policy_loss.kind", "when algorithm.policy_loss.path is set"
         return
     for name, kinds in _LOSSES_THAT_READ.items():
         if loss.kind not in kinds:
             yield f"algorithm.policy_loss.{name}", f"when algorithm.policy_loss.kind is {loss.kind.value}"
+
+
+def _unread_by_estimator(advantage: AdvantageConfig) -> Iterator[tuple[str, str]]:
+    section, reason = "algorithm.advantage", f"when algorithm.advantage.estimator is {advantage.estimator.value}"
+    yield f"{section}.needs_values", "when algorithm.advantage.path is null"
+    if advantage.estimator not in _READ_EPSILON:
+        yield f"{section}.epsilon", reason
+    if advantage.estimator is not AdvantageEstimator.GAE:
+        for name in ("discount", "trace_decay", "whiten"):
+            yield f"{section}.{name}", reason
+    elif not advantage.whiten:
+        yield f"{section}.epsilon", f"when {section}.whiten is false"
 
 
 def _unread_by_correction(algorithm: AlgorithmConfig) -> Iterator[tuple[str, str]]:
