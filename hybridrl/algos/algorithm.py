@@ -42,6 +42,7 @@ class Algorithm:
     Attributes:
         needs_reference: Whether the log-probs of the frozen reference are used.
         needs_values: Whether the values of a critic are used, which then learns the returns.
+        needs_greedy: Whether a greedy sample of each prompt is drawn, whose reward is a baseline.
         needs_old_logprobs: Whether the trainer computes log-probs before the update; otherwise the sampler's are taken.
     """
 
@@ -51,6 +52,7 @@ class Algorithm:
         self._reward_kl = RewardKl(config.reward_kl) if config.reward_kl.coef > 0 else None
         self.needs_reference = config.needs_reference
         self.needs_values = config.needs_values
+        self.needs_greedy = config.needs_greedy
         self.needs_old_logprobs = config.rollout_correction.old_policy is OldPolicy.DECOUPLED
 
     def credit(
@@ -62,6 +64,7 @@ class Algorithm:
         old_logprobs: NDArray[np.float32],
         ref_logprobs: NDArray[np.float32] | None,
         values: NDArray[np.float32] | None = None,
+        greedy_rewards: NDArray[np.float64] | None = None,
     ) -> Credit:
         """Compute the advantages of one step's batch, and adapt the weight of the KL penalty.
 
@@ -73,6 +76,7 @@ class Algorithm:
             old_logprobs: [num_samples, max_tokens], the trainer's before the update.
             ref_logprobs: [num_samples, max_tokens], the reference's; None when it is not needed.
             values: [num_samples, max_tokens], the critic's, of the state before each token; None when they are not needed.
+            greedy_rewards: [num_samples], of the greedy sample of each one's prompt; None when it is not needed.
 
         Raises:
             ConfigError: When an estimator of the user's returns something else than finite advantages.
@@ -81,7 +85,9 @@ class Algorithm:
         overlong = overlong_penalties(loss_mask.sum(axis=1), config.overlong)
         kl_penalties, metrics = self._kl_penalties(old_logprobs, ref_logprobs, loss_mask)
         wide_values = None if values is None else values.astype(np.float64)
-        inputs = AdvantageInputs(rewards - overlong, group_ids, loss_mask, kl_penalties, wide_values)
+        inputs = AdvantageInputs(rewards - overlong, group_ids, loss_mask, kl_penalties, wide_values, greedy_rewards)
+        if greedy_rewards is not None:
+            metrics["reward/greedy_mean"] = float(greedy_rewards.mean())
         advantages = estimate_advantages(self._estimator, inputs, config.advantage)
         correction = correct_rollouts(old_logprobs, rollout_logprobs, loss_mask, config.rollout_correction)
         metrics |= {

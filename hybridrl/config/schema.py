@@ -423,6 +423,9 @@ class AdvantageConfig:
     path: str | None = setting(None, "Python file with an estimator of your own", is_input_path=True)
     name: str | None = setting(None, "Function in that file, taking (inputs, config)")
     needs_values: bool = setting(False, "Whether an estimator of your own reads a critic's values and returns targets")
+    needs_greedy: bool = setting(
+        False, "Whether an estimator of your own reads the reward of a greedy sample of each prompt"
+    )
     epsilon: float = setting(1e-4, "Added to the standard deviation that divides", at_least=0)
     discount: float = setting(1.0, "Discount of the next token (gae)", above=0, at_most=1)
     trace_decay: float = setting(1.0, "Lambda: 1 trusts rewards alone, 0 the next value (gae)", at_least=0, at_most=1)
@@ -529,6 +532,12 @@ class AlgorithmConfig:
         """Whether the values of a critic are used."""
         advantage = self.advantage
         return advantage.needs_values if advantage.path is not None else advantage.estimator is AdvantageEstimator.GAE
+
+    @property
+    def needs_greedy(self) -> bool:
+        """Whether a greedy sample of each prompt is drawn as a baseline."""
+        advantage = self.advantage
+        return advantage.needs_greedy if advantage.path is not None else advantage.estimator is AdvantageEstimator.REMAX
 
 
 @dataclass

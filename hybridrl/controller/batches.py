@@ -30,6 +30,7 @@ class ScoredBatch:
         loss_mask: [num_samples, max_tokens] bool.
         rollout_logprobs: [num_samples, max_tokens] float32.
         policy_versions: [num_samples, max_tokens] int32; -1 where loss_mask is False.
+        greedy_rewards: [num_samples] float64 reward of the greedy sample of each one's prompt; None when none were drawn.
     """
 
     samples: tuple[Sample, ...]
@@ -39,6 +40,7 @@ class ScoredBatch:
     loss_mask: NDArray[np.bool_]
     rollout_logprobs: Floats
     policy_versions: NDArray[np.int32]
+    greedy_rewards: NDArray[np.float64] | None = None
 
     @property
     def num_response_tokens(self) -> int:
@@ -55,7 +57,9 @@ class ScoredBatch:
         return np.where(oldest < 0, 0, version - oldest)
 
 
-def make_batch(samples: Sequence[Sample], rewards: Sequence[float]) -> ScoredBatch:
+def make_batch(
+    samples: Sequence[Sample], rewards: Sequence[float], greedy_rewards: Sequence[float] | None = None
+) -> ScoredBatch:
     """Pad samples that were scored."""
     groups = {prompt_id: index for index, prompt_id in enumerate(dict.fromkeys(s.prompt.prompt_id for s in samples))}
     lengths = np.array([len(sample.token_ids) for sample in samples], dtype=np.int32)
@@ -72,6 +76,7 @@ def make_batch(samples: Sequence[Sample], rewards: Sequence[float]) -> ScoredBat
         loss_mask=loss_mask,
         rollout_logprobs=pad_rows([s.rollout_logprobs for s in samples], width, np.float32),
         policy_versions=np.where(loss_mask, versions, -1).astype(np.int32),
+        greedy_rewards=None if greedy_rewards is None else np.array(greedy_rewards, dtype=np.float64),
     )
 
 

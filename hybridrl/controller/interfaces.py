@@ -97,8 +97,14 @@ class WeightSource(Protocol):
 class RolloutGroup(Protocol):
     """The replicas that generate; see :class:`hybridrl.roles.rollout_group.RolloutReplicas`."""
 
-    def generate(self, prompts: Sequence[Prompt], samples_per_prompt: int) -> Future[list[Sample]]:
-        """Play samples; the answer has those of a prompt next to each other, in the order of the prompts."""
+    def generate(
+        self, prompts: Sequence[Prompt], samples_per_prompt: int, *, with_greedy: bool = False
+    ) -> Future[list[Sample]]:
+        """Play samples; the answer has those of a prompt next to each other, in the order of the prompts.
+
+        Args:
+            with_greedy: Play one more sample of each prompt, greedily.
+        """
         ...
 
 

@@ -174,6 +174,7 @@ class Trainer:
                 forward.old_logprobs,
                 forward.ref_logprobs,
                 None if forward.values is None else values_before(forward.values),
+                batch.greedy_rewards,
             )
             weigh = self._algorithm.loss_weights
             policy = policy_batch(batch, forward.old_logprobs, forward.ref_logprobs, credit.advantages, weigh)
@@ -252,7 +253,8 @@ class Trainer:
             self._num_started += 1
 
     def _generate(self, num_prompts: int) -> Future[list[Sample]]:
-        return self._rollout.generate(self._prompts.take(num_prompts), self._batching.samples_per_prompt)
+        prompts, with_greedy = self._prompts.take(num_prompts), self._algorithm.needs_greedy
+        return self._rollout.generate(prompts, self._batching.samples_per_prompt, with_greedy=with_greedy)
 
     def _gather(self, step: int) -> Gathering:
         """Wait for the rollout of a step and score it, and go on while prompts are to be replaced.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hybridrl.algos.advantage.estimate import UNAVAILABLE
 from hybridrl.config.schema import (
     AdvantageConfig,
     AdvantageEstimator,
@@ -104,7 +103,8 @@ def _unread_by_functions(algorithm: AlgorithmConfig) -> Iterator[tuple[str, str]
 
 def _unread_by_estimator(advantage: AdvantageConfig) -> Iterator[tuple[str, str]]:
     section, reason = "algorithm.advantage", f"when algorithm.advantage.estimator is {advantage.estimator.value}"
-    yield f"{section}.needs_values", "when algorithm.advantage.path is null"
+    for name in ("needs_values", "needs_greedy"):
+        yield f"{section}.{name}", f"when {section}.path is null"
     if advantage.estimator not in _READ_EPSILON:
         yield f"{section}.epsilon", reason
     if advantage.estimator is not AdvantageEstimator.GAE:
@@ -147,15 +147,11 @@ def _check_estimator(report: Report, algorithm: AlgorithmConfig) -> None:
     advantage, key = algorithm.advantage, "algorithm.advantage.estimator"
     if advantage.path is not None:
         return
-    if advantage.estimator in UNAVAILABLE:
-        ready = ", ".join(each.value for each in AdvantageEstimator if each not in UNAVAILABLE)
-        reason = f"it needs {UNAVAILABLE[advantage.estimator]}"
-        report.add(key, advantage.estimator.value, f"one of {ready}: {reason}", "choose another")
     if advantage.estimator in _NEED_GROUPS and algorithm.samples_per_prompt < 2:
         expected = f"at least 2, since {key} is {advantage.estimator.value}, which compares samples of one prompt"
         samples = algorithm.samples_per_prompt
         report.add("algorithm.samples_per_prompt", samples, expected, "raise it", related=(key,))
-    if algorithm.max_sampling_rounds > 1 and algorithm.samples_per_prompt < 2:
+    if algorithm.max_sampling_rounds > 1 and algorithm.samples_per_prompt < 2 and not algorithm.needs_greedy:
         expected = "1, since algorithm.samples_per_prompt is 1: rewards of a single sample are always equal"
         related = ("algorithm.samples_per_prompt",)
         report.add(

@@ -17,6 +17,7 @@ from hybridrl.algos.advantage.gae import gae
 from hybridrl.algos.advantage.grpo import grpo
 from hybridrl.algos.advantage.inputs import AdvantageInputs, AdvantagesAndReturns, Estimator
 from hybridrl.algos.advantage.reinforce_pp import reinforce_pp, reinforce_pp_baseline
+from hybridrl.algos.advantage.remax import remax
 from hybridrl.algos.advantage.rloo import rloo
 from hybridrl.config.schema import AdvantageConfig, AdvantageEstimator
 from hybridrl.config.user_function import FunctionReference, load_function
@@ -28,11 +29,8 @@ ESTIMATORS: dict[AdvantageEstimator, Estimator] = {
     AdvantageEstimator.RLOO: rloo,
     AdvantageEstimator.REINFORCE_PP: reinforce_pp,
     AdvantageEstimator.REINFORCE_PP_BASELINE: reinforce_pp_baseline,
+    AdvantageEstimator.REMAX: remax,
     AdvantageEstimator.GAE: gae,
-}
-
-UNAVAILABLE: dict[AdvantageEstimator, str] = {
-    AdvantageEstimator.REMAX: "a greedy sample of each prompt, which rollouts do not draw",
 }
 
 

@@ -23,6 +23,8 @@ class AdvantageInputs:
             without such a penalty and outside the mask.
         values: [num_samples, max_tokens] float64; the critic's value of the state before each token, finite inside the mask; None
             unless the estimator needs it.
+        greedy_rewards: [num_samples] float64 reward of the greedy sample of each one's prompt, without penalties; None unless the
+            estimator needs it.
     """
 
     rewards: NDArray[np.float64]
@@ -30,6 +32,7 @@ class AdvantageInputs:
     loss_mask: NDArray[np.bool_]
     kl_penalties: NDArray[np.float64]
     values: NDArray[np.float64] | None = None
+    greedy_rewards: NDArray[np.float64] | None = None
 
     @property
     def penalised_rewards(self) -> NDArray[np.float64]:

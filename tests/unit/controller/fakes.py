@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -93,7 +93,9 @@ class World:
     fail_update_at: int | None = None
     interrupt_update_at: int | None = None
 
-    def generate(self, prompts: Sequence[Prompt], samples_per_prompt: int) -> FakeFuture[list[Sample]]:
+    def generate(
+        self, prompts: Sequence[Prompt], samples_per_prompt: int, *, with_greedy: bool = False
+    ) -> FakeFuture[list[Sample]]:
         kind = "eval" if samples_per_prompt == 1 else "rollout"
         started_at = self.version
         self.diary.append(f"start {kind} v{started_at}")
@@ -103,7 +105,11 @@ class World:
             self.unfinished -= 1
             assert self.version == started_at, "a rollout spans a weight sync"
             self.diary.append(f"finish {kind} v{started_at}")
-            return [make_sample(p, i, started_at) for p in prompts for i in range(samples_per_prompt)]
+            return [
+                replace(make_sample(p, i, started_at), is_greedy=i == samples_per_prompt)
+                for p in prompts
+                for i in range(samples_per_prompt + with_greedy)
+            ]
 
         return FakeFuture(answer)
 

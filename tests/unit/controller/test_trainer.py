@@ -301,3 +301,13 @@ def test_an_algorithm_without_values_leaves_a_critic_alone() -> None:
     world = World()
     _trainer(world, FakeRecorder(), num_steps=1, critic=FakeCritic(world), critic_warmup_steps=1).run()
     assert "values" not in world.diary and "update v0" in world.diary
+
+
+def test_a_greedy_sample_of_each_prompt_is_its_baseline_and_is_not_trained_on() -> None:
+    world, recorder = World(), FakeRecorder()
+    _trainer(world, recorder, num_steps=1, advantage=AdvantageConfig(estimator=AdvantageEstimator.REMAX)).run()
+    # Five samples a prompt are scored 1, 0, 1, 0, 1 and 0, 1, 0, 1, 0: the fifth is the greedy one.
+    assert world.last_batch.advantages[:, 2].tolist() == [0, -1, 0, -1, 0, 1, 0, 1]
+    metrics, rollouts = recorder.steps[0][1:]
+    assert len(rollouts) == metrics["samples/trained"] == PROMPTS * SAMPLES
+    assert metrics["samples/dropped"] == 0 and metrics["reward/greedy_mean"] == 0.5
