@@ -391,6 +391,18 @@ class HttpRewardConfig:
 
 
 @dataclass
+class ModelRewardConfig(RoleConfig):
+    """A reward model: its value after the last token of a sample. It runs as the role reward_model."""
+
+    weight: float = setting(0.0, "Weight in the reward; 0 is off", at_least=0)
+    path: str | None = setting(
+        None,
+        "Folder of a sequence-classification checkpoint of one label and the policy's tokenizer",
+        is_input_path=True,
+    )
+
+
+@dataclass
 class RewardConfig:
     """How finished samples are scored: the weighted sum of every part that is on."""
 
@@ -406,7 +418,7 @@ class RewardConfig:
     format: FormatRewardConfig = setting(FormatRewardConfig, "Pattern of the response")
     code: CodeRewardConfig = setting(CodeRewardConfig, "Sandboxed programs")
     http: HttpRewardConfig = setting(HttpRewardConfig, "Remote service")
-    model_path: str | None = setting(None, "Reward model; not supported yet", is_input_path=True)
+    model: ModelRewardConfig = setting(ModelRewardConfig, "Reward model")
     on_error: RewardFailure = setting(
         RewardFailure.FAIL, "Fail the run, or drop and count the sample, when scoring fails"
     )
@@ -612,6 +624,7 @@ class PlacementConfig:
     actor: str = setting("train", "Pool of the actor")
     reference: str = setting("train", "Pool of the frozen reference")
     critic: str = setting("train", "Pool of the critic")
+    reward_model: str = setting("train", "Pool of the reward model")
     rollout: str = setting("train", "Pool of the rollout replicas")
 
 

@@ -62,22 +62,26 @@ def make_batch(
 ) -> ScoredBatch:
     """Pad samples that were scored."""
     groups = {prompt_id: index for index, prompt_id in enumerate(dict.fromkeys(s.prompt.prompt_id for s in samples))}
-    lengths = np.array([len(sample.token_ids) for sample in samples], dtype=np.int32)
-    width = int(lengths.max(initial=1))
+    sequences = sequences_of(samples)
+    width = sequences.token_ids.shape[1]
     loss_mask = pad_rows([s.loss_mask for s in samples], width, np.bool_)
     versions = pad_rows([s.policy_versions for s in samples], width, np.int32)
     return ScoredBatch(
         samples=tuple(samples),
         rewards=np.array(rewards, dtype=np.float64),
         group_ids=np.array([groups[sample.prompt.prompt_id] for sample in samples], dtype=np.int64),
-        sequences=SequenceBatch(
-            pad_rows([s.token_ids for s in samples], width, np.int32), lengths, _routing(samples, width)
-        ),
+        sequences=replace(sequences, routing=_routing(samples, width)),
         loss_mask=loss_mask,
         rollout_logprobs=pad_rows([s.rollout_logprobs for s in samples], width, np.float32),
         policy_versions=np.where(loss_mask, versions, -1).astype(np.int32),
         greedy_rewards=None if greedy_rewards is None else np.array(greedy_rewards, dtype=np.float64),
     )
+
+
+def sequences_of(samples: Sequence[Sample]) -> SequenceBatch:
+    """Pad the tokens of samples."""
+    lengths = np.array([len(sample.token_ids) for sample in samples], dtype=np.int32)
+    return SequenceBatch(pad_rows([s.token_ids for s in samples], int(lengths.max(initial=1)), np.int32), lengths)
 
 
 def _routing(samples: Sequence[Sample], width: int) -> NDArray[np.int16] | None:

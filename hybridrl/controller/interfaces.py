@@ -59,6 +59,14 @@ class CriticGroup(Protocol):
         ...
 
 
+class RewardModelGroup(Protocol):
+    """A frozen model that scores; see :class:`hybridrl.roles.megatron_value.MegatronRewardModel`."""
+
+    def rewards(self, batch: SequenceBatch) -> Future[Floats]:
+        """Compute the value after the last token of each row, [num_samples]."""
+        ...
+
+
 class SupervisedActor(Protocol):
     """A model that learns from demonstrations."""
 

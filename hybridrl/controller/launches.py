@@ -55,7 +55,7 @@ def _model_launch(config: ExperimentConfig, placed: PlacedRole, num_updates: int
     launch = ModelLaunch(
         placed.role,
         placed.folder.absolute(),
-        config.model.init is ModelInit.PRETRAINED,
+        config.model.init is ModelInit.PRETRAINED or placed.role is not ModelRole.ACTOR,
         placed.micro_batch,
         recompute=actor.recompute,
     )

@@ -15,6 +15,7 @@ from types import FrameType
 from hybridrl.config.dump import resolved_yaml
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.controller.evaluation import Evaluator
+from hybridrl.controller.model_reward import ModelScorer
 from hybridrl.controller.parity import require_parity
 from hybridrl.controller.startup import start_actor, start_roles
 from hybridrl.controller.supervised import train_supervised
@@ -51,9 +52,11 @@ def train(config: ExperimentConfig) -> int:
         if config.trainer.parity_check:
             require_parity(config, recorder.run_dir, recorder.status)
         with (
-            contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts)) as scorer,
+            contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts)) as parts,
             start_roles(config, recorder.run_dir, dataset.train.first.token_ids) as roles,
         ):
+            model = roles.models.reward_model
+            scorer = ModelScorer(parts, model, config.reward) if model else parts
             trainer = Trainer(
                 config.trainer,
                 config.algorithm,

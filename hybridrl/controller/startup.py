@@ -13,7 +13,7 @@ from hybridrl.controller.connection import Connector
 from hybridrl.controller.launches import megatron_launch, place_pools
 from hybridrl.controller.probe import make_probe
 from hybridrl.controller.weight_sync import WeightSyncer
-from hybridrl.layout.cost import sequence_cost
+from hybridrl.layout.cost import SequenceCost, sequence_cost
 from hybridrl.layout.families import read_model_spec
 from hybridrl.layout.roles import ModelRole, PlacedRole, by_pool, megatron_roles
 from hybridrl.layout.shard import ShardMap
@@ -22,7 +22,7 @@ from hybridrl.reshard.transports import remove_leftovers
 from hybridrl.roles.future import wait_all, wait_for
 from hybridrl.roles.megatron_policy import MegatronActor, MegatronPolicy
 from hybridrl.roles.megatron_pool import MegatronPool
-from hybridrl.roles.megatron_value import MegatronCritic
+from hybridrl.roles.megatron_value import MegatronCritic, MegatronRewardModel
 from hybridrl.roles.placement import PoolPlacement
 from hybridrl.roles.resources import Cluster, ResourcePool
 from hybridrl.roles.rollout_group import RolloutReplicas
@@ -38,6 +38,7 @@ class Models:
     actor: MegatronActor
     reference: MegatronPolicy | None
     critic: MegatronCritic | None
+    reward_model: MegatronRewardModel | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,20 +182,23 @@ def _megatron_pools(
 
 
 def _models(config: ExperimentConfig, roles: Sequence[PlacedRole], pools: Mapping[str, MegatronPool]) -> Models:
-    at = {each.role: each for each in roles}
     temperature = config.rollout.temperature
-    cost = sequence_cost(read_model_spec(Path(config.model.path)))
-    reference, critic = at.get(ModelRole.REFERENCE), at.get(ModelRole.CRITIC)
+    actor, reference, critic, reward_model = ({each.role: each for each in roles}.get(role) for role in ModelRole)
+    assert actor is not None, roles
     return Models(
-        MegatronActor(pools[config.placement.actor], cost, temperature=temperature, loss=config.algorithm.policy_loss),
-        MegatronPolicy(pools[reference.pool], ModelRole.REFERENCE, cost, temperature=temperature)
+        actor=MegatronActor(
+            pools[actor.pool], _cost(actor), temperature=temperature, loss=config.algorithm.policy_loss
+        ),
+        reference=MegatronPolicy(pools[reference.pool], ModelRole.REFERENCE, _cost(reference), temperature=temperature)
         if reference
         else None,
-        MegatronCritic(
-            pools[critic.pool],
-            sequence_cost(read_value_model_spec(critic.folder)),
-            clip_value=config.critic.clip_value,
-        )
+        critic=MegatronCritic(pools[critic.pool], _cost(critic), clip_value=config.critic.clip_value)
         if critic
         else None,
+        reward_model=MegatronRewardModel(pools[reward_model.pool], _cost(reward_model)) if reward_model else None,
     )
+
+
+def _cost(placed: PlacedRole) -> SequenceCost:
+    read = read_value_model_spec if placed.role.has_values else read_model_spec
+    return sequence_cost(read(placed.folder))

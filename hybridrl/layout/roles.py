@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hybridrl.config.schema import ExperimentConfig, MicroBatchConfig, ParallelConfig, RoleConfig
+from hybridrl.config.schema import ExperimentConfig, MicroBatchConfig, ParallelConfig, RoleConfig, TaskName
 from hybridrl.layout.parallel import role_parallel
 
 
@@ -22,11 +22,12 @@ class ModelRole(enum.Enum):
     ACTOR = "actor"
     REFERENCE = "reference"
     CRITIC = "critic"
+    REWARD_MODEL = "reward_model"
 
     @property
     def has_values(self) -> bool:
         """Whether the model has a value head instead of the vocabulary."""
-        return self is ModelRole.CRITIC
+        return self in (ModelRole.CRITIC, ModelRole.REWARD_MODEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,16 @@ class PlacedRole:
 
     Attributes:
         section: Of the configuration, e.g. ``critic``.
+        folder_key: Key that names its checkpoint.
+        own: Its section; None of the actor.
         pool: Name of its pool.
         folder: Checkpoint to start from.
     """
 
     role: ModelRole
     section: str
+    folder_key: str
+    own: RoleConfig | None
     pool: str
     folder: Path
     parallel: ParallelConfig
@@ -49,13 +54,40 @@ class PlacedRole:
 
 def megatron_roles(config: ExperimentConfig) -> list[PlacedRole]:
     """Return the roles that the algorithm and the reward bring in, the actor first."""
-    placement, actor, model = config.placement, config.actor, Path(config.model.path)
-    roles = [PlacedRole(ModelRole.ACTOR, "actor", placement.actor, model, actor.parallel, actor.micro_batch)]
+    placement, actor, critic, reward = config.placement, config.actor, config.critic, config.reward.model
+    policy = config.model.path
+
+    def beside(role: ModelRole, section: str, own: RoleConfig, folder_key: str, folder: str | None) -> PlacedRole:
+        tokens = own.micro_batch_tokens or actor.micro_batch.tokens
+        return PlacedRole(
+            role,
+            section,
+            folder_key,
+            own,
+            getattr(placement, role.value),
+            Path(folder if folder is not None else policy),
+            role_parallel(own.parallel, actor.parallel),
+            replace(actor.micro_batch, tokens=tokens),
+        )
+
+    roles = [
+        PlacedRole(
+            ModelRole.ACTOR,
+            "actor",
+            "model.path",
+            None,
+            placement.actor,
+            Path(policy),
+            actor.parallel,
+            actor.micro_batch,
+        )
+    ]
     if config.algorithm.needs_reference:
-        roles.append(_beside(config, ModelRole.REFERENCE, "reference", placement.reference, config.reference, model))
+        roles.append(beside(ModelRole.REFERENCE, "reference", config.reference, "model.path", policy))
     if config.algorithm.needs_values:
-        folder = Path(config.critic.model_path) if config.critic.model_path is not None else model
-        roles.append(_beside(config, ModelRole.CRITIC, "critic", placement.critic, config.critic, folder))
+        roles.append(beside(ModelRole.CRITIC, "critic", critic, "critic.model_path", critic.model_path))
+    if config.data.task is TaskName.FILE and reward.weight > 0 and reward.path is not None:
+        roles.append(beside(ModelRole.REWARD_MODEL, "reward.model", reward, "reward.model.path", reward.path))
     return roles
 
 
@@ -65,12 +97,3 @@ def by_pool(roles: Sequence[PlacedRole]) -> dict[str, list[PlacedRole]]:
     for placed in roles:
         pools.setdefault(placed.pool, []).append(placed)
     return pools
-
-
-def _beside(
-    config: ExperimentConfig, role: ModelRole, section: str, pool: str, own: RoleConfig, folder: Path
-) -> PlacedRole:
-    actor = config.actor
-    tokens = own.micro_batch_tokens or actor.micro_batch.tokens
-    parallel = role_parallel(own.parallel, actor.parallel)
-    return PlacedRole(role, section, pool, folder, parallel, replace(actor.micro_batch, tokens=tokens))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hybridrl.config.schema import ExperimentConfig, LrSchedule, ParallelConfig, RoleParallelConfig
-from hybridrl.errors import LayoutError
+from hybridrl.config.schema import ExperimentConfig, LrSchedule, ParallelConfig, RoleParallelConfig, TaskName
+from hybridrl.data.tokenizer import load_tokenizer
+from hybridrl.errors import DataError, LayoutError
 from hybridrl.layout.checkpoint import checkpoint_shard_map, read_checkpoint_index
 from hybridrl.layout.features import training_obstacles
 from hybridrl.layout.model import ModelSpec
-from hybridrl.layout.roles import PlacedRole, by_pool, megatron_roles
+from hybridrl.layout.roles import ModelRole, PlacedRole, by_pool, megatron_roles
 from hybridrl.layout.value_model import backbone, read_value_model_spec
 from hybridrl.preflight.batch import check_budget
 from hybridrl.preflight.command import Command
@@ -31,9 +32,12 @@ def check_roles(report: Report, config: ExperimentConfig, command: Command, spec
     if command is Command.SFT:
         return
     for placed in beside:
-        own = getattr(config, placed.section)
+        own = placed.own
+        assert own is not None, placed
         _check_own_pipeline(report, placed.section, own.parallel)
-        role_spec = _check_value_model(report, config, placed, spec) if placed.role.has_values else spec
+        role_spec = (
+            _check_value_model(report, placed, spec, Path(config.model.path)) if placed.role.has_values else spec
+        )
         if placed.parallel != actor.parallel:
             _check_expert_ranks(report, f"{placed.section}.parallel", placed.parallel)
             if role_spec is not None:
@@ -56,6 +60,10 @@ def unread_by_roles(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         yield from (("critic", reason), ("placement.critic", reason))
     elif config.critic.optimizer.schedule is LrSchedule.CONSTANT:
         yield "critic.optimizer.min_lr", "when critic.optimizer.schedule is constant"
+    if config.data.task is not TaskName.FILE:
+        yield "placement.reward_model", f"when data.task is {config.data.task.value}, which brings its own reward"
+    elif config.reward.model.weight == 0:
+        yield "placement.reward_model", "when reward.model.weight is 0"
 
 
 def _check_expert_ranks(report: Report, section: str, parallel: ParallelConfig) -> None:
@@ -94,34 +102,38 @@ def _degree(placed: PlacedRole, name: str) -> object:
 
 
 def _check_value_model(
-    report: Report, config: ExperimentConfig, placed: PlacedRole, policy: ModelSpec | None
+    report: Report, placed: PlacedRole, policy: ModelSpec | None, policy_folder: Path
 ) -> ModelSpec | None:
     """Check the checkpoint of a model with a value head; returns its spec when it could be read."""
-    key, folder = f"{placed.section}.model_path", placed.folder
-    related = ("model.path",)
+    key, folder, related = placed.folder_key, placed.folder, ("model.path",)
     if report.draft.is_broken("model.path") or report.draft.is_broken(key):
         return None
     try:
         spec = read_value_model_spec(folder)
-        _check_weights(folder, spec)
+        has_head = _check_weights(folder, spec)
     except LayoutError as e:
         report.add(key, folder, "a checkpoint to start from", str(e), related=related)
         return None
     for obstacle in training_obstacles(spec):
         got = f"a {spec.family} model with {obstacle}"
-        report.add(key, got, "features that the Megatron engine trains", "use another model", related=related)
+        report.add(key, got, "features that the Megatron engine runs", "use another model", related=related)
     assert spec.value_head is not None, folder
     if spec.value_head.num_labels != 1:
         got = f"a value head of {spec.value_head.num_labels} labels in {folder}"
         report.add(key, got, "one label", "use a checkpoint with one", related=related)
+    if not has_head and placed.role is ModelRole.REWARD_MODEL:
+        expected = "a sequence-classification checkpoint, with score.weight"
+        report.add(key, folder, expected, "use a trained reward model", related=related)
     if policy is not None and spec.vocab_size != policy.vocab_size:
         expected = f"that of model.path, {policy.vocab_size}: it reads the policy's tokens"
         report.add(key, f"a vocab_size of {spec.vocab_size}", expected, "use a model of the same tokenizer")
+    else:
+        _check_same_tokens(report, key, folder, policy_folder)
     return spec
 
 
-def _check_weights(folder: Path, spec: ModelSpec) -> None:
-    """Check that the files hold the weights, but for a value head that starts anew.
+def _check_weights(folder: Path, spec: ModelSpec) -> bool:
+    """Check that the files hold the weights, but for a value head that starts anew; return whether they hold the head.
 
     Raises:
         LayoutError: When they do not.
@@ -130,3 +142,19 @@ def _check_weights(folder: Path, spec: ModelSpec) -> None:
     assert spec.value_head is not None, folder
     has_head = spec.value_head.weight in index
     checkpoint_shard_map(index, spec if has_head else backbone(spec), str(folder))
+    return has_head
+
+
+def _check_same_tokens(report: Report, key: str, folder: Path, policy_folder: Path) -> None:
+    """Check that a tokenizer in the folder numbers tokens as the policy's does."""
+    if folder == policy_folder or not (folder / "tokenizer.json").is_file():
+        return
+    try:
+        is_same = load_tokenizer(folder).vocabulary == load_tokenizer(policy_folder).vocabulary
+    except DataError as e:
+        report.add(key, folder, "a tokenizer like that of model.path", str(e), related=("model.path",))
+        return
+    if not is_same:
+        expected = "the tokens of model.path under the same numbers: it reads the policy's tokens"
+        next_step = "use a model of the same tokenizer"
+        report.add(key, f"another tokenizer in {folder}", expected, next_step, related=("model.path",))

@@ -15,7 +15,29 @@ if TYPE_CHECKING:
     from hybridrl.engines.megatron.results import ValueMetrics
 
 
-class MegatronCritic(ModelGroup):
+class _ValueGroup(ModelGroup):
+    def _by_row(self, method: str, batch: SequenceBatch) -> Future[Floats]:
+        """Run a forward pass; the answer is in the order of the rows."""
+        rows = self._rows(batch)
+
+        def combine(values: list[Any]) -> Floats:
+            return join_rows(from_reporting_ranks(values, self._group.dp_ranks), rows)
+
+        return self._scatter(method, [(batch.select(part),) for part in rows], combine, phase=method)
+
+
+class MegatronRewardModel(_ValueGroup):
+    """A frozen model that scores whole sequences."""
+
+    def __init__(self, pool: MegatronPool, cost: SequenceCost) -> None:
+        super().__init__(pool, ModelRole.REWARD_MODEL, cost)
+
+    def rewards(self, batch: SequenceBatch) -> Future[Floats]:
+        """Compute the value after the last token of each row, [num_samples]."""
+        return self._by_row("rewards", batch)
+
+
+class MegatronCritic(_ValueGroup):
     """The critic.
 
     Args:
@@ -28,12 +50,7 @@ class MegatronCritic(ModelGroup):
 
     def values(self, batch: SequenceBatch) -> Future[Floats]:
         """Compute the value of the state after every token, [num_samples, max_tokens]."""
-        rows = self._rows(batch)
-
-        def combine(values: list[Any]) -> Floats:
-            return join_rows(from_reporting_ranks(values, self._group.dp_ranks), rows)
-
-        return self._scatter("values", [(batch.select(part),) for part in rows], combine, phase="values")
+        return self._by_row("values", batch)
 
     def update(self, batch: ValueBatch) -> Future[ValueMetrics]:
         """Take one optimizer step on the clipped value loss."""

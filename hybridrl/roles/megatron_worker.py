@@ -80,6 +80,10 @@ class MegatronWorker:
         """Run the critic forward; see :meth:`ValueEngine.values`."""
         return self._value_models[ModelRole.CRITIC].values(batch)
 
+    def rewards(self, batch: SequenceBatch) -> Floats | None:
+        """Run the reward model forward; see :meth:`ValueEngine.rewards`."""
+        return self._value_models[ModelRole.REWARD_MODEL].rewards(batch)
+
     def update(self, batch: PolicyBatch, loss: PolicyLossConfig, temperature: float) -> UpdateMetrics | None:
         """Take one optimizer step of the actor; see :meth:`MegatronEngine.update`."""
         return self._actor.update(batch, loss, temperature)

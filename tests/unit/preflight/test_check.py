@@ -474,8 +474,20 @@ def test_a_broken_key_causes_no_second_problem(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (
-            ("reward.model_path=weights",),
-            "reward.model_path: got WEIGHTS, expected null: reward models are not supported",
+            ("reward.model.weight=1",),
+            "reward.model.path: got nothing, expected a checkpoint, since reward.model.weight is above 0; set it",
+        ),
+        (
+            ("reward.model.weight=1", "reward.model.path=weights"),
+            "reward.model.path: got WEIGHTS, expected a sequence-classification checkpoint, with score.weight; use a trained",
+        ),
+        (
+            ("reward.model.path=weights",),
+            "reward.model.path: got a value, expected none: it is not read when reward.model.weight is 0",
+        ),
+        (
+            ("placement.reward_model=side",),
+            "placement.reward_model: got a value, expected none: it is not read when reward.model.weight is 0",
         ),
         (
             ("reward.format.pattern=a",),
@@ -517,7 +529,7 @@ def test_all_faults_of_rewards_and_data_are_listed_at_once(tmp_path: Path, monke
     path = write_experiment(tmp_path, FILE_TASK)
     monkeypatch.chdir(tmp_path)
     overrides = (
-        "reward.model_path=weights",
+        "reward.model.path=weights",
         "reward.format.weight=1",
         "data.train_path=no.jsonl",
         "reward.code.file_mib=1",
