@@ -140,7 +140,7 @@ def value_batch(
         returns: [num_samples, max_tokens] of the state before each token.
     """
     return ValueBatch(
-        sequences=sequences,
+        sequences=replace(sequences, routing=None),
         loss_mask=_state_before(loss_mask),
         old_values=values,
         returns=_state_before(returns),

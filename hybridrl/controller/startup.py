@@ -32,7 +32,7 @@ _LOGS_FOLDER = "logs"
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class MegatronModels:
     """Megatron models that are up, each where it was placed; None where no role needs one."""
 
     actor: MegatronActor
@@ -45,7 +45,7 @@ class Models:
 class Roles:
     """Roles that are up; actor and replicas hold the same weights as version 0 and are connected."""
 
-    models: Models
+    models: MegatronModels
     rollout: RolloutReplicas
     weight_sync: WeightSyncer
 
@@ -181,11 +181,11 @@ def _megatron_pools(
     }
 
 
-def _models(config: ExperimentConfig, roles: Sequence[PlacedRole], pools: Mapping[str, MegatronPool]) -> Models:
+def _models(config: ExperimentConfig, roles: Sequence[PlacedRole], pools: Mapping[str, MegatronPool]) -> MegatronModels:
     temperature = config.rollout.temperature
     actor, reference, critic, reward_model = ({each.role: each for each in roles}.get(role) for role in ModelRole)
     assert actor is not None, roles
-    return Models(
+    return MegatronModels(
         actor=MegatronActor(
             pools[actor.pool], _cost(actor), temperature=temperature, loss=config.algorithm.policy_loss
         ),

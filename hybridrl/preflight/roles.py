@@ -40,8 +40,8 @@ def check_roles(report: Report, config: ExperimentConfig, command: Command, spec
         )
         if placed.parallel != actor.parallel:
             _check_expert_ranks(report, f"{placed.section}.parallel", placed.parallel)
-            if role_spec is not None:
-                check_degrees(report, f"{placed.section}.parallel", placed.parallel, role_spec)
+        if role_spec is not None and (placed.parallel, placed.folder) != (actor.parallel, actor.folder):
+            check_degrees(report, f"{placed.section}.parallel", placed.parallel, role_spec)
         if placed.parallel != actor.parallel or own.micro_batch_tokens is not None:
             keys = (f"{placed.section}.micro_batch_tokens", f"{placed.section}.parallel")
             check_budget(report, config, *keys, placed.parallel, own.micro_batch_tokens)
