@@ -25,7 +25,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export PYTHONUNBUFFERED ?= 1
 
-.PHONY: help setup demo demo-reverse test test-unit test-dist test-e2e test-mcore19 lint format bench clean distclean
+.PHONY: help setup demo demo-reverse test test-unit test-dist test-e2e test-slurm test-mcore19 lint format bench clean distclean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -74,6 +74,9 @@ test-dist: setup  ## Tests on gloo ranks
 
 test-e2e: setup  ## Tests on Ray, Megatron-core and vLLM
 	@$(BIN)/pytest tests/e2e
+
+test-slurm: setup  ## Tests under a real Slurm on this machine (Debian: slurmctld slurmd slurm-client munge; as root)
+	@$(BIN)/pytest tests/slurm
 
 test-mcore19: setup $(MCORE19)/.packages  ## The gloo tests on the newest Megatron-core
 	@PYTHONPATH=$(CURDIR)/$(MCORE19) $(BIN)/python -c "import megatron.core as m; print('megatron-core', m.__version__)"

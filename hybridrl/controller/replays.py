@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridrl.algos.aggregate import loss_weights
+from hybridrl.algos.algorithm import Credit
 from hybridrl.config.dump import resolved_yaml
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.config.step_list import StepList, parse_steps
-from hybridrl.controller.batches import ScoredBatch, mini_batches
+from hybridrl.controller.batches import ScoredBatch, mini_batches, values_before
 from hybridrl.data.batch import Floats, PolicyBatch
-from hybridrl.observability.records import Metric
 from hybridrl.replay.replay_step import ReplayStep, UpdateValues
 from hybridrl.replay.step_file import write_step
 
@@ -47,17 +47,18 @@ class ReplayFiles:
         step: int,
         batch: ScoredBatch,
         policy: PolicyBatch,
+        credit: Credit,
+        values: Floats | None,
         updates: Sequence[UpdateMetrics],
-        counted: Mapping[str, Metric],
     ) -> None:
-        """Write a step if it is wanted; the updates then have log-probs.
+        """Write a step if it is wanted; the updates then have log-probs. A step that did not update the policy is not written.
 
         Args:
-            counted: Metrics of the algorithm, among them the weight of a KL penalty in the reward.
+            values: [num_samples, max_tokens] of the state after each token; None without a critic.
         """
         if not self.wants(step) or not updates:
             return
-        kl_coef = counted.get("reward/kl_coef")
+        kl_coef = credit.metrics.get("reward/kl_coef")
         parts = mini_batches(policy, self._config.algorithm.mini_batches_per_step, self._weigh)
         recorded = ReplayStep(
             step=step,
@@ -68,10 +69,13 @@ class ReplayFiles:
             samples=batch.samples,
             rewards=batch.rewards,
             group_ids=batch.group_ids,
+            greedy_rewards=batch.greedy_rewards,
             update_numbers=np.repeat(
                 np.arange(len(parts), dtype=np.int32), [part.sequences.num_samples for part in parts]
             ),
             policy=replace(policy, loss_weights=np.concatenate([part.loss_weights for part in parts])),
+            values=None if values is None else values_before(values),
+            returns=credit.returns,
             logprobs=np.concatenate([update.logprobs for update in updates if update.logprobs is not None]),
             updates=tuple(_values(update) for update in updates),
         )

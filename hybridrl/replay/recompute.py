@@ -1,8 +1,8 @@
 """Computes a recorded step again, without a cluster, and compares: rewards -> advantages -> loss weights -> losses.
 
 Each quantity is computed from what was recorded of the ones before it, with the code that the run used, so that the first difference
-names the place where something changed. What cannot be computed again is said, never passed over: rewards of a service, and whatever
-needs a file of the user's own, which is run on request only.
+names the place where something changed. What cannot be computed again is said, never passed over: rewards of a service or a reward model, and
+whatever needs a file of the user's own, which is run on request only.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ def _rewards(step: ReplayStep, config: ExperimentConfig, bounds: Tolerance) -> l
     reward = config.reward
     if reward.http.weight > 0:
         return [Check("reward", skipped="reward.http is a service, whose answers may change")]
+    if reward.model.weight > 0:
+        return [Check("reward", skipped="reward.model needs the ranks of a reward model")]
     dropping = replace(reward, on_error=RewardFailure.DROP)
     with contextlib.closing(make_scorer(dropping, config.data.task, step.stop_texts)) as scorer:
         result = scorer.score(step.samples)
@@ -118,8 +120,13 @@ def _advantages(step: ReplayStep, config: ExperimentConfig, bounds: Tolerance) -
         policy.rollout_logprobs,
         policy.old_logprobs,
         policy.ref_logprobs,
+        step.values,
+        step.greedy_rewards,
     )
-    return [_compare_tokens("advantages", credit.advantages, policy.advantages, step, bounds)]
+    checks = [_compare_tokens("advantages", credit.advantages, policy.advantages, step, bounds)]
+    if step.returns is not None and credit.returns is not None:
+        checks.append(_compare_tokens("returns", credit.returns, step.returns, step, bounds))
+    return checks
 
 
 def _loss_weights(step: ReplayStep, config: ExperimentConfig, bounds: Tolerance) -> list[Check]:

@@ -41,8 +41,11 @@ class ReplayStep:
         reward_kl_coef: Weight of the KL penalty in the reward, which may adapt over the run; None without one.
         rewards: [num_samples] float64, before any penalty.
         group_ids: [num_samples] int64; equal for samples of one prompt.
+        greedy_rewards: [num_samples] float64 reward of the greedy sample of each one's prompt; None when none were drawn.
         update_numbers: [num_samples] int32; the optimizer step, from 0, that each sample was in.
         policy: What the updates got; loss_weights are those of each sample's own update.
+        values: float32, the critic's, of the state before each token; None without a critic.
+        returns: float32, what the values were to become; None without a critic.
         logprobs: float32, under the policy at its update, 0 outside the mask.
         updates: One per optimizer step.
     """
@@ -55,7 +58,10 @@ class ReplayStep:
     samples: tuple[Sample, ...]
     rewards: NDArray[np.float64]
     group_ids: NDArray[np.int64]
+    greedy_rewards: NDArray[np.float64] | None
     update_numbers: NDArray[np.int32]
     policy: PolicyBatch
+    values: Floats | None
+    returns: Floats | None
     logprobs: Floats
     updates: tuple[UpdateValues, ...]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from hybridrl.data.batch import PolicyBatch, SequenceBatch, pad_rows
 from hybridrl.data.sample import FinishReason, Prompt, Sample
@@ -32,7 +33,7 @@ _OF_SAMPLE = {
     "num_turns": pa.int32(),
     "response": pa.string(),
 }
-_OF_BATCH = {"reward": pa.float64(), "group_id": pa.int64(), "update_number": pa.int32()}
+_OF_BATCH = {"reward": pa.float64(), "greedy_reward": pa.float64(), "group_id": pa.int64(), "update_number": pa.int32()}
 _PER_TOKEN = {
     "token_ids": pa.int32(),
     "loss_mask": pa.bool_(),
@@ -42,8 +43,11 @@ _PER_TOKEN = {
     "ref_logprobs": pa.float32(),
     "advantages": pa.float32(),
     "loss_weights": pa.float32(),
+    "values": pa.float32(),
+    "returns": pa.float32(),
     "logprobs": pa.float32(),
 }
+_OPTIONAL = ("ref_logprobs", "values", "returns")
 _SCHEMA = pa.schema(
     [pa.field(name, kind) for name, kind in (_OF_PROMPT | _OF_SAMPLE | _OF_BATCH).items()]
     + [pa.field(name, pa.list_(kind)) for name, kind in _PER_TOKEN.items()]
@@ -59,6 +63,7 @@ def write_step(path: Path, step: ReplayStep) -> None:
         "num_turns": [sample.num_turns for sample in step.samples],
         "response": [sample.text for sample in step.samples],
         "reward": step.rewards,
+        "greedy_reward": [None] * len(step.samples) if step.greedy_rewards is None else step.greedy_rewards,
         "group_id": step.group_ids,
         "update_number": step.update_numbers,
     }
@@ -91,6 +96,8 @@ def _token_columns(step: ReplayStep) -> dict[str, list[Any]]:
         "ref_logprobs": policy.ref_logprobs,
         "advantages": policy.advantages,
         "loss_weights": policy.loss_weights,
+        "values": step.values,
+        "returns": step.returns,
         "logprobs": step.logprobs,
     }
     return {
@@ -129,48 +136,47 @@ def read_step(path: Path) -> ReplayStep:
 
 def _step(metadata: Mapping[str, Any], columns: Mapping[str, pa.ChunkedArray]) -> ReplayStep:
     rows = {name: columns[name].to_pylist() for name in _OF_PROMPT | _OF_SAMPLE}
-    policy, logprobs, versions = _policy(columns)
+    lengths = np.array([len(row) for row in columns["token_ids"]], dtype=np.int32)
+    tokens = {name: _padded(columns[name], name, lengths) for name in _PER_TOKEN}
+    policy = PolicyBatch(
+        sequences=SequenceBatch(tokens["token_ids"], lengths),
+        loss_mask=tokens["loss_mask"],
+        rollout_logprobs=tokens["rollout_logprobs"],
+        old_logprobs=tokens["old_logprobs"],
+        ref_logprobs=tokens["ref_logprobs"],
+        advantages=tokens["advantages"],
+        loss_weights=tokens["loss_weights"],
+    )
+    greedy = columns["greedy_reward"]
     return ReplayStep(
         step=int(metadata["step"]),
         version=int(metadata["policy_version"]),
         config_text=str(metadata["config"]),
         stop_texts=tuple(metadata["stop_texts"]),
         reward_kl_coef=metadata["reward_kl_coef"],
-        samples=tuple(_sample(rows, row, policy, versions) for row in range(len(versions))),
+        samples=tuple(_sample(rows, row, policy, tokens["policy_versions"]) for row in range(len(lengths))),
         rewards=columns["reward"].to_numpy(),
         group_ids=columns["group_id"].to_numpy(),
+        greedy_rewards=None if greedy.null_count else greedy.to_numpy(),
         update_numbers=columns["update_number"].to_numpy(),
         policy=policy,
-        logprobs=logprobs,
+        values=tokens["values"],
+        returns=tokens["returns"],
+        logprobs=tokens["logprobs"],
         updates=tuple(UpdateValues(**values) for values in metadata["updates"]),
     )
 
 
-def _policy(columns: Mapping[str, pa.ChunkedArray]) -> tuple[PolicyBatch, Any, Any]:
-    """Return the batch, the log-probs of the updates and the policy versions, padded."""
-    lengths = np.array([len(row) for row in columns["token_ids"]], dtype=np.int32)
-    width = int(lengths.max(initial=1))
-
-    def padded(name: str) -> Any:
-        dtype = _PER_TOKEN[name].to_pandas_dtype()
-        rows = [np.asarray(row.values.to_numpy(zero_copy_only=False), dtype=dtype) for row in columns[name]]
-        different = [index for index, row in enumerate(rows) if len(row) != lengths[index]]
-        if different:
-            raise ValueError(
-                f"row {different[0]} has {len(rows[different[0]])} {name}, expected {lengths[different[0]]}"
-            )
-        return pad_rows(rows, width, dtype)
-
-    policy = PolicyBatch(
-        sequences=SequenceBatch(padded("token_ids"), lengths),
-        loss_mask=padded("loss_mask"),
-        rollout_logprobs=padded("rollout_logprobs"),
-        old_logprobs=padded("old_logprobs"),
-        ref_logprobs=None if columns["ref_logprobs"].null_count else padded("ref_logprobs"),
-        advantages=padded("advantages"),
-        loss_weights=padded("loss_weights"),
-    )
-    return policy, padded("logprobs"), padded("policy_versions")
+def _padded(column: pa.ChunkedArray, name: str, lengths: NDArray[np.int32]) -> Any:
+    """Return [num_samples, max_tokens] numbers; None for a column that the run had nothing for."""
+    if column.null_count and name in _OPTIONAL:
+        return None
+    dtype = _PER_TOKEN[name].to_pandas_dtype()
+    rows = [np.asarray(row.values.to_numpy(zero_copy_only=False), dtype=dtype) for row in column]
+    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        if len(row) != length:
+            raise ValueError(f"row {index} has {len(row)} {name}, expected {length}")
+    return pad_rows(rows, int(lengths.max(initial=1)), dtype)
 
 
 def _sample(rows: Mapping[str, list[Any]], row: int, policy: PolicyBatch, versions: Any) -> Sample:

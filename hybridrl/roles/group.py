@@ -18,6 +18,10 @@ Observe = Callable[[str, str, str, float, float], None]
 """Takes role, rank, phase, and when a call was made and answered, by time.perf_counter()."""
 
 
+def unobserved(role: str, rank: str, phase: str, start_s: float, end_s: float) -> None:
+    """Let an answer pass."""
+
+
 class RoleGroup:
     """The ranks of one role.
 
@@ -35,7 +39,7 @@ class RoleGroup:
         actors: Sequence[ActorHandle[Any]],
         dp_ranks: Sequence[int],
         ranks: Sequence[int] | None = None,
-        observe: Observe = lambda *span: None,
+        observe: Observe = unobserved,
     ) -> None:
         assert len(actors) == len(dp_ranks), (len(actors), len(dp_ranks))
         self.role = role

@@ -20,7 +20,7 @@ from hybridrl.layout.shard import ShardMap
 from hybridrl.roles.deadline import inner_s
 from hybridrl.roles.dispatch import broadcast, per_rank
 from hybridrl.roles.future import Future, wait_for
-from hybridrl.roles.group import Observe, RoleGroup
+from hybridrl.roles.group import Observe, RoleGroup, unobserved
 from hybridrl.roles.placement import Slot
 from hybridrl.roles.resources import ResourcePool
 from hybridrl.roles.rollout_replica import ROLE, RolloutLaunch, RolloutReplica
@@ -37,21 +37,24 @@ class RolloutReplicas:
     """All replicas that are there; errors call replica r rank r of the role."""
 
     def __init__(
-        self, pool: ResourcePool, slots: Sequence[Slot], launch: RolloutLaunch, *, timeouts: TrainerConfig
+        self,
+        pool: ResourcePool,
+        slots: Sequence[Slot],
+        launch: RolloutLaunch,
+        *,
+        timeouts: TrainerConfig,
+        observe: Observe = unobserved,
     ) -> None:
         self._pool = pool
         self._slots = tuple(slots)
         self._launch = launch
         self._maps: dict[int, list[ShardMap]] = {}
         self._actors = {replica: self._start_process(replica) for replica in range(len(slots))}
-        self._group = RoleGroup(ROLE, list(self._actors.values()), range(len(slots)))
+        self._observe = observe
+        self._group = self._regrouped()
         self._rollout: RolloutConfig = launch.rollout
         self._seed = launch.seed
         self._timeouts = timeouts
-
-    def observe(self, observe: Observe) -> None:
-        """Tell of every answer of a replica from now on."""
-        self._group.observe = observe
 
     def start(self) -> Future[list[ShardMap]]:
         """Start all replicas; the answer is where each worker keeps the weights, numbered through the replicas."""
@@ -82,11 +85,17 @@ class RolloutReplicas:
         assert replica not in self._actors, (replica, list(self._actors))
         self._actors = dict(sorted({**self._actors, replica: self._start_process(replica)}.items()))
         self._group = self._regrouped()
-        joining = RoleGroup(ROLE, [self._actors[replica]], [0], [replica], self._group.observe)
+        joining = RoleGroup(ROLE, [self._actors[replica]], [0], [replica], self._observe)
         return self._start(joining, is_joining=True)
 
-    def generate(self, prompts: Sequence[Prompt], samples_per_prompt: int) -> Future[list[Sample]]:
-        """Play `samples_per_prompt` samples of each prompt; the answer is in the order of the prompts."""
+    def generate(
+        self, prompts: Sequence[Prompt], samples_per_prompt: int, *, with_greedy: bool = False
+    ) -> Future[list[Sample]]:
+        """Play `samples_per_prompt` samples of each prompt; the answer is in the order of the prompts.
+
+        Args:
+            with_greedy: Play one more sample of each prompt, greedily.
+        """
         dealt = [list(prompts[first :: self.num_replicas]) for first in range(self.num_replicas)]
         sampling = SamplingSpec(
             self._rollout.temperature, self._rollout.top_p, self._rollout.max_response_tokens, (), self._seed
@@ -100,7 +109,7 @@ class RolloutReplicas:
 
         return self._group.call(
             "generate",
-            per_rank([(part, samples_per_prompt, sampling) for part in dealt]),
+            per_rank([(part, samples_per_prompt, sampling, with_greedy) for part in dealt]),
             combine,
             phase="rollout",
             timeout_s=self._timeouts.rollout_timeout_s,
@@ -168,7 +177,7 @@ class RolloutReplicas:
 
     def _regrouped(self) -> RoleGroup:
         replicas = list(self._actors)
-        return RoleGroup(ROLE, list(self._actors.values()), range(len(replicas)), replicas, self._group.observe)
+        return RoleGroup(ROLE, list(self._actors.values()), range(len(replicas)), replicas, self._observe)
 
 
 def _concatenate(parts: list[list[Any]]) -> list[Any]:

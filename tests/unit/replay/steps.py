@@ -8,7 +8,7 @@ import numpy as np
 
 from hybridrl.algos.algorithm import Algorithm
 from hybridrl.config.schema import AlgorithmConfig, DataConfig, ExperimentConfig, ModelConfig, TaskName, TrainerConfig
-from hybridrl.controller.batches import make_batch, mini_batches, policy_batch
+from hybridrl.controller.batches import make_batch, mini_batches, policy_batch, values_before
 from hybridrl.controller.replays import ReplayFiles
 from hybridrl.data.batch import PolicyBatch
 from hybridrl.data.sample import FinishReason, Prompt, Sample
@@ -51,14 +51,22 @@ def make_samples() -> list[Sample]:
 def record_step(tmp_path: Path, config: ExperimentConfig, reward: float = 1.0) -> Path:
     """Write what the loop would at step 3; a correct answer earns `reward`."""
     algorithm = Algorithm(config.algorithm)
-    batch = make_batch(make_samples(), [0.0, reward, 0.0, reward])
+    greedy = [0.0, 0.0, 1.0, 1.0] if algorithm.needs_greedy else None
+    batch = make_batch(make_samples(), [0.0, reward, 0.0, reward], greedy)
     old = np.where(batch.loss_mask, batch.rollout_logprobs + np.float32(0.125), np.float32(0))
     ref = np.where(batch.loss_mask, old - np.float32(0.25), np.float32(0)) if algorithm.needs_reference else None
-    credit = algorithm.credit(batch.rewards, batch.group_ids, batch.loss_mask, batch.rollout_logprobs, old, ref)
+    shape = batch.loss_mask.shape
+    values = (
+        np.linspace(0, 1, batch.loss_mask.size, dtype=np.float32).reshape(shape) if algorithm.needs_values else None
+    )
+    credit = algorithm.credit(
+        batch.rewards, batch.group_ids, batch.loss_mask, batch.rollout_logprobs, old, ref,
+        None if values is None else values_before(values), batch.greedy_rewards,
+    )  # fmt: skip
     policy = policy_batch(batch, old, ref, credit.advantages, algorithm.loss_weights)
     parts = mini_batches(policy, config.algorithm.mini_batches_per_step, algorithm.loss_weights)
     updates = [_update(part) for part in parts]
-    ReplayFiles(config, tmp_path, ("<eos>",)).record(3, batch, policy, updates, credit.metrics)
+    ReplayFiles(config, tmp_path, ("<eos>",)).record(3, batch, policy, credit, values, updates)
     return tmp_path / "replays" / "step_000003.parquet"
 
 

@@ -11,7 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from hybridrl.cli.main import main
-from hybridrl.config.schema import AdvantageConfig, AlgorithmConfig, HttpRewardConfig, PolicyLossConfig, RewardKlConfig
+from hybridrl.config.schema import (
+    AdvantageConfig,
+    AdvantageEstimator,
+    AlgorithmConfig,
+    HttpRewardConfig,
+    PolicyLossConfig,
+    RewardKlConfig,
+)
 from hybridrl.errors import DataError
 from hybridrl.replay.recompute import Check, replay
 from hybridrl.replay.replay_step import ReplayStep
@@ -57,11 +64,23 @@ def test_computing_it_again_finds_no_difference(step: ReplayStep) -> None:
     [
         AlgorithmConfig(reward_kl=RewardKlConfig(coef=0.1, target=0.05)),
         AlgorithmConfig(policy_loss=PolicyLossConfig(clip_low=0.1), mini_batches_per_step=3),
+        AlgorithmConfig(advantage=AdvantageConfig(estimator=AdvantageEstimator.GAE)),
+        AlgorithmConfig(advantage=AdvantageConfig(estimator=AdvantageEstimator.REMAX)),
     ],
 )
 def test_other_algorithms_agree_as_well(tmp_path: Path, algorithm: AlgorithmConfig) -> None:
     checks = checked(read_step(record_step(tmp_path, make_config(algorithm))))
     assert all(check.num_compared and check.first is None for check in checks.values())
+    assert ("returns" in checks) is (algorithm.advantage.estimator is AdvantageEstimator.GAE)
+
+
+def test_a_changed_value_of_the_critic_changes_advantages_and_returns(tmp_path: Path) -> None:
+    config = make_config(AlgorithmConfig(advantage=AdvantageConfig(estimator=AdvantageEstimator.GAE, trace_decay=0.9)))
+    step = read_step(record_step(tmp_path, config))
+    assert step.values is not None
+    step.values[0, 3] += 1.0
+    checks = checked(step)
+    assert checks["advantages"].first is not None and checks["returns"].first is not None
 
 
 def test_a_changed_reward_is_named_with_both_values(tmp_path: Path) -> None:
