@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hybridrl.cli.number import number
 from hybridrl.config.step_list import StepList, parse_steps
 from hybridrl.errors import ConfigError
 from hybridrl.observability.comparison import write_comparison
@@ -38,11 +39,11 @@ def add_look_commands(commands: Any) -> None:
         "--steps", type=_steps, metavar="STEPS", help="steps to show, such as 0,10-12,/50 (all that fit)"
     )
     rollouts.add_argument(
-        "--max-tokens", type=_at_least(1), default=_LIMITS.max_tokens, help="tokens of all samples (%(default)s)"
+        "--max-tokens", type=number(int, 1), default=_LIMITS.max_tokens, help="tokens of all samples (%(default)s)"
     )
     rollouts.add_argument(
         "--max-sample-tokens",
-        type=_at_least(2),
+        type=number(int, 2),
         default=_LIMITS.max_sample_tokens,
         help="tokens of one sample (%(default)s)",
     )
@@ -79,7 +80,7 @@ def _rollouts(parsed: argparse.Namespace) -> int:
     limits = PageLimits(parsed.max_tokens, parsed.max_sample_tokens)
     decode = _decoder(run)
     if decode is None:
-        print(f"{run.config()['model.path']} has no tokenizer any more: tokens are shown as ids")
+        print(f"{_model_folder(run)} has no tokenizer any more: tokens are shown as ids")
     wanted = (lambda number: True) if parsed.steps is None else parsed.steps.__contains__
     print(write_rollouts_page(output, run, decode, wanted, limits))
     print(output)
@@ -101,8 +102,12 @@ def _decoder(run: RunFolder) -> Decode | None:
     """Return how the run's tokenizer decodes; None when its folder is gone."""
     from hybridrl.data.tokenizer import load_tokenizer
 
-    folder = Path(str(run.config()["model.path"]))
+    folder = _model_folder(run)
     return load_tokenizer(folder).decode if (folder / "tokenizer.json").is_file() else None
+
+
+def _model_folder(run: RunFolder) -> Path:
+    return Path(str(run.config().get("model.path")))
 
 
 def _steps(text: str) -> StepList:
@@ -110,13 +115,3 @@ def _steps(text: str) -> StepList:
         return parse_steps(text)
     except ConfigError as e:
         raise argparse.ArgumentTypeError(str(e)) from e
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"got {text}, expected a whole number >= {least}")
-        return value
-
-    return number

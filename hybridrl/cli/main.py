@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from hybridrl.cli.look import add_look_commands
+from hybridrl.cli.number import number
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.errors import ConfigError, DataError, HybridRLError
 from hybridrl.parity.options import ParityOptions
@@ -40,7 +40,6 @@ class Request:
 
 
 Run = Callable[[ExperimentConfig], int]
-N = TypeVar("N", int, float)
 
 
 def controller(command: Command) -> Run:
@@ -139,17 +138,17 @@ def _add_parity_options(command: argparse.ArgumentParser) -> None:
     default = ParityOptions()
     command.add_argument("--no-vllm", action="store_true", help="compare Megatron only")
     command.add_argument(
-        "--num-tokens", type=_number(int, 2), default=default.num_tokens, help="length of the sequence (%(default)s)"
+        "--num-tokens", type=number(int, 2), default=default.num_tokens, help="length of the sequence (%(default)s)"
     )
     command.add_argument(
         "--tolerance",
-        type=_number(float, 0),
+        type=number(float, 0),
         default=default.tolerance,
         help="bound on an operator's difference, relative to its largest value (%(default)s)",
     )
     command.add_argument(
         "--logprob-tolerance",
-        type=_number(float, 0),
+        type=number(float, 0),
         default=default.logprob_tolerance,
         help="bound on a log-prob's difference, in nats (%(default)s)",
     )
@@ -157,16 +156,6 @@ def _add_parity_options(command: argparse.ArgumentParser) -> None:
 
 def _parity_options(parsed: argparse.Namespace) -> ParityOptions:
     return ParityOptions(parsed.num_tokens, parsed.tolerance, parsed.logprob_tolerance, not parsed.no_vllm)
-
-
-def _number(kind: type[N], at_least: int) -> Callable[[str], N]:
-    def number(text: str) -> N:
-        value = kind(text)
-        if not value >= at_least:
-            raise argparse.ArgumentTypeError(f"got {text}, expected a number >= {at_least}")
-        return value
-
-    return number
 
 
 def _check(checked: Checked) -> int:

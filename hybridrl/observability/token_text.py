@@ -18,7 +18,7 @@ _MAX_WAITING = 4
 def token_texts(token_ids: Sequence[int], decode: Decode) -> list[str]:
     """Return one text per token.
 
-    Example: where tokens 7 and 8 are the two bytes of ``é``, tokens 5, 7, 8 are ``caf``, empty, ``é``.
+    Example: where tokens 7 and 8 are the two bytes of ``ë``, tokens 5, 7, 8 are ``No``, empty, ``ë``.
     """
     texts: list[str] = []
     context: list[int] = []

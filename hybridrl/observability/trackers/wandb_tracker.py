@@ -26,6 +26,7 @@ class WandbTracker:
             config=dict(config),
             mode="online" if is_online else "offline",
             save_code=False,
+            settings={"silent": True, "console": "off"},
         )
 
     def append(self, step: int, metrics: Mapping[str, Metric]) -> None:

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 from hybridrl.observability.token_text import token_texts
 
-BYTES = {1: b"caf", 2: b"\xc3", 3: b"\xa9", 4: b" au", 5: b"\xf0\x9f", 6: b"\x98\x80"}
+BYTES = {1: b"No", 2: b"\xc3", 3: b"\xab", 4: b" au", 5: b"\xf0\x9f", 6: b"\x98\x80"}
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -15,11 +15,11 @@ def stripping(ids: Sequence[int]) -> str:
 
 
 def test_a_character_spread_over_tokens_belongs_to_the_last_of_them() -> None:
-    assert token_texts([1, 2, 3, 5, 6], decode) == ["caf", "", "é", "", "😀"]
+    assert token_texts([1, 2, 3, 5, 6], decode) == ["No", "", "ë", "", "😀"]
 
 
 def test_a_space_in_front_of_a_token_is_kept_behind_another() -> None:
-    assert token_texts([1, 4, 4], stripping) == ["caf", " au", " au"]
+    assert token_texts([1, 4, 4], stripping) == ["No", " au", " au"]
 
 
 def test_the_texts_together_are_the_text_also_when_it_ends_inside_a_character() -> None:
