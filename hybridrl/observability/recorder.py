@@ -44,6 +44,10 @@ class RunRecorder:
         decode: Turns token ids into text, for the report.
         report_interval_s: Least seconds between two rewrites of the report.
         progress: Display; None takes a live one on a terminal and plain lines elsewhere.
+
+    Attributes:
+        run_dir: The run's folder.
+        timeline: Has the phases; calls of ranks are added to it.
     """
 
     def __init__(
