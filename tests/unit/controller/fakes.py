@@ -156,11 +156,12 @@ class FakeCritic:
 
     world: World
     batches: list[ValueBatch] = field(default_factory=list)
+    failures: Sequence[Failure] = ()
 
     def values(self, batch: SequenceBatch) -> FakeFuture[np.ndarray]:
         self.world.diary.append("values")
         rows, width = batch.token_ids.shape
-        return FakeFuture(lambda: np.arange(width, dtype=np.float32)[None].repeat(rows, axis=0) / 8)
+        return FakeFuture(lambda: np.arange(width, dtype=np.float32)[None].repeat(rows, axis=0) / 8, self.failures)
 
     def update(self, batch: ValueBatch) -> FakeFuture[FakeValueUpdate]:
         self.world.diary.append(f"update values v{self.world.trainer_version}")

@@ -21,6 +21,7 @@ from hybridrl.controller.trainer import Trainer, TrainResult
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError, EngineError
 from hybridrl.rewards.result import RewardResult
+from hybridrl.roles.failure import Failure, FailureKind
 from tests.unit.controller.fakes import (
     AlternatingScorer,
     FakeCritic,
@@ -304,6 +305,14 @@ def test_while_the_critic_warms_up_the_actor_stays_and_its_metrics_are_left_out(
     ]  # fmt: skip
     assert ["actor/loss" in metrics for _, metrics, _ in recorder.steps] == [False, False, True]
     assert all("critic/loss" in metrics and "actor/entropy" in metrics for _, metrics, _ in recorder.steps)
+
+
+def test_a_critic_that_fails_while_the_actor_computes_ends_the_run_by_its_name() -> None:
+    world = World()
+    critic = FakeCritic(world, failures=[Failure("critic", 2, "values", FailureKind.RAISED, "ValueError: bad row")])
+    with pytest.raises(EngineError, match=r"^critic rank 2 failed in phase values:\nValueError: bad row"):
+        _trainer(world, FakeRecorder(), advantage=GAE, critic=critic).run()
+    assert not any(entry.startswith("update") for entry in world.diary)
 
 
 def test_an_algorithm_without_values_leaves_a_critic_alone() -> None:
