@@ -1,18 +1,20 @@
-"""The command line: ``hybridrl train FILE [key=value ...]``; ``sft``, ``check`` and ``parity`` likewise.
+"""The command line: ``hybridrl train FILE [key=value ...]``; ``sft``, ``check``, ``plan`` and ``parity`` likewise.
 
 The only place that reads arguments. Everything that can be refused is refused here, before an engine is imported.
-Exit codes: 0 done, 1 the run failed or the engines disagree, 2 the configuration or the data is wrong, 130 interrupted.
+Exit codes: 0 done, 1 the run failed, the engines disagree or the plan does not fit, 2 the configuration or the data is wrong, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import enum
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from hybridrl.cli.plan import predict
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.errors import ConfigError, DataError, HybridRLError
 from hybridrl.parity.options import ParityOptions
@@ -22,6 +24,13 @@ from hybridrl.preflight.command import Command
 EXIT_OK, EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
+class PlanFormat(enum.Enum):
+    """How a prediction is printed."""
+
+    TABLES = "tables"
+    JSON = "json"
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a person asked for.
@@ -29,6 +38,7 @@ class Request:
     Attributes:
         command: What the configuration is for.
         parity: How to compare the engines, when that is asked instead of a run.
+        plan: How to print a prediction, when that is asked instead of a run.
     """
 
     path: Path
@@ -36,6 +46,7 @@ class Request:
     command: Command
     is_check_only: bool
     parity: ParityOptions | None = None
+    plan: PlanFormat | None = None
 
 
 Run = Callable[[ExperimentConfig], int]
@@ -68,6 +79,8 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
     """
     request = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
+        if request.plan is not None:
+            return predict(request.path, request.overrides, as_json=request.plan is PlanFormat.JSON)
         checked = load_checked(request.path, request.overrides, request.command)
         if request.is_check_only:
             return _check(checked)
@@ -96,6 +109,7 @@ def _parse(arguments: Sequence[str]) -> Request:
         ("train", "train a policy with reinforcement learning"),
         ("sft", "fine-tune on demonstrations"),
         ("check", "check a configuration and its data, and print what follows from it"),
+        ("plan", "predict memory, weight sync and step time of a configuration, before anything is started"),
         ("parity", "compare Megatron and vLLM with transformers, operator by operator"),
     ):
         command = commands.add_parser(name, help=text, description=text)
@@ -107,13 +121,16 @@ def _parse(arguments: Sequence[str]) -> Request:
             command.add_argument(
                 "--sft", action="store_true", help="check it for hybridrl sft instead of hybridrl train"
             )
+        if name == "plan":
+            command.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
         if name == "parity":
             _add_parity_options(command)
     parsed = parser.parse_args(arguments)
     is_check_only = parsed.command == "check"
     command_kind = Command.SFT if parsed.command == "sft" or (is_check_only and parsed.sft) else Command.TRAIN
     options = _parity_options(parsed) if parsed.command == "parity" else None
-    return Request(parsed.file, tuple(parsed.overrides), command_kind, is_check_only, options)
+    plan = (PlanFormat.JSON if parsed.json else PlanFormat.TABLES) if parsed.command == "plan" else None
+    return Request(parsed.file, tuple(parsed.overrides), command_kind, is_check_only, options, plan)
 
 
 def _add_parity_options(command: argparse.ArgumentParser) -> None:

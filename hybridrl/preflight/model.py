@@ -88,7 +88,7 @@ def _check_weights(report: Report, config: ExperimentConfig, command: Command, s
     try:
         checkpoint_shard_map(read_checkpoint_index(folder), spec, str(folder))
     except LayoutError as e:
-        report.add("model.path", folder, "the model's weights", str(e), related=("model.init",))
+        report.add("model.path", folder, "the model's weights", str(e), related=("model.init",), is_need=True)
 
 
 def _check_actor_degrees(report: Report, parallel: ParallelConfig, spec: ModelSpec) -> None:

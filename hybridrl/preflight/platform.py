@@ -21,7 +21,7 @@ def check_platform(report: Report, config: ExperimentConfig, command: Command) -
 def _refuse_training_on_gpus(report: Report) -> None:
     """Refuse what no run has shown; this function goes when a run on GPUs has."""
     expected = "cpu: training on GPUs is not supported yet, since no run on them was tested"
-    report.add("platform", "cuda", expected, "set it to cpu")
+    report.add("platform", "cuda", expected, "set it to cpu", is_need=True)
 
 
 def _check_devices_are_not_shared(report: Report, config: ExperimentConfig) -> None:
@@ -29,7 +29,7 @@ def _check_devices_are_not_shared(report: Report, config: ExperimentConfig) -> N
         expected = (
             "split, since platform is cuda: weights do not move between two processes on one device (no CUDA IPC)"
         )
-        report.add("placement", "colocated", expected, "set it to split", related=("platform",))
+        report.add("placement", "colocated", expected, "set it to split", related=("platform",), is_need=True)
 
 
 def _check_transport(report: Report, config: ExperimentConfig) -> None:

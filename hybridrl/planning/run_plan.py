@@ -1,0 +1,135 @@
+"""The whole prediction: what a run of a configuration takes on a cluster, before anything is started.
+
+    configuration, model, cluster -> parameters per stage -> memory per device and phase -> verdict
+                                  -> weight sync, planned and priced
+                                  -> workload, FLOPs, roofline -> seconds per phase
+
+Pure: the declared layouts and the planner of the weight sync are all it needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridrl.config.schema import ExperimentConfig
+from hybridrl.errors import ConfigError
+from hybridrl.layout.model import ModelSpec
+from hybridrl.layout.parallel import parallel_sizes
+from hybridrl.planning.activations import stage_activations
+from hybridrl.planning.cluster import Cluster, read_cluster
+from hybridrl.planning.generation import Replica, plan_replica
+from hybridrl.planning.layouts import are_devices_shared, training_layout
+from hybridrl.planning.memory import DeviceMemory, StageMemory, Verdict, device_memory, static_memory
+from hybridrl.planning.parameters import num_active_parameters, num_parameters, stage_parameters
+from hybridrl.planning.timing import StepTiming, step_timing
+from hybridrl.planning.weight_sync import SyncEstimate, plan_weight_sync
+from hybridrl.planning.workload import Workload, workload
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Everything about memory.
+
+    Attributes:
+        export_bytes: Of the checkpoint for Hugging Face; `training_state_bytes` with the optimizer's state.
+    """
+
+    stages: tuple[StageMemory, ...]
+    replica: Replica
+    devices: tuple[DeviceMemory, ...]
+    export_bytes: int
+    training_state_bytes: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all devices."""
+        order = list(Verdict)
+        return max((device.verdict for device in self.devices), key=order.index)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What a run takes.
+
+    Attributes:
+        num_devices: Of both roles.
+    """
+
+    config: ExperimentConfig
+    cluster: Cluster
+    num_parameters: int
+    num_active_parameters: int
+    num_devices: int
+    num_nodes: int
+    work: Workload
+    memory: MemoryPlan
+    sync: SyncEstimate
+    timing: StepTiming
+
+
+def cluster_of(config: ExperimentConfig) -> Cluster:
+    """Read the cluster that the configuration names.
+
+    Raises:
+        ConfigError: When it names none, or the file is faulty.
+    """
+    if config.plan.cluster is None:
+        raise ConfigError("plan.cluster: got null, expected a cluster file; set it, e.g. to configs/clusters/h100.yaml")
+    return read_cluster(Path(config.plan.cluster))
+
+
+def plan_run(config: ExperimentConfig, spec: ModelSpec, cluster: Cluster) -> RunPlan:
+    """Predict a run.
+
+    Raises:
+        LayoutError: When a size does not divide.
+        ConfigError: When the run needs more nodes than there are.
+    """
+    num_devices = count_devices(config)
+    num_nodes = -(-num_devices // cluster.devices_per_node)
+    there = config.plan.num_nodes
+    if there is not None and there < num_nodes:
+        raise ConfigError(
+            f"plan.num_nodes: got {there}, expected at least {num_nodes} nodes of {cluster.devices_per_node} devices for "
+            f"the run's {num_devices}; lower actor.parallel or rollout.num_replicas"
+        )
+    work, sync = workload(config), plan_weight_sync(config, spec, cluster)
+    memory = plan_memory(config, spec, cluster, work, sync.price.staging_bytes)
+    timing = step_timing(config, spec, cluster, work, memory.replica, sync)
+    counts = (num_parameters(spec), num_active_parameters(spec))
+    return RunPlan(config, cluster, *counts, num_devices, num_nodes, work, memory, sync, timing)
+
+
+def plan_memory(
+    config: ExperimentConfig, spec: ModelSpec, cluster: Cluster, work: Workload, staging_bytes: int
+) -> MemoryPlan:
+    """Predict the memory of every device.
+
+    Args:
+        staging_bytes: Of a destination of a weight sync.
+
+    Raises:
+        LayoutError: When a size does not divide.
+    """
+    layout, replica = training_layout(config, spec), plan_replica(config, spec, cluster, work)
+    stages = tuple(
+        StageMemory(
+            parameters,
+            static_memory(parameters, has_reference=config.algorithm.needs_reference),
+            stage_activations(config, layout, parameters, work),
+        )
+        for parameters in stage_parameters(layout)
+    )
+    devices = device_memory(config, cluster, stages, replica, staging_bytes)
+    export = num_parameters(spec) * layout.dtype.itemsize
+    per_stage = layout.sizes.tp * layout.sizes.cp * layout.sizes.dp
+    optimizer = per_stage * sum(stage.static.optimizer for stage in stages)
+    return MemoryPlan(stages, replica, devices, export, export + optimizer)
+
+
+def count_devices(config: ExperimentConfig) -> int:
+    """Return the devices that a run takes; on a CPU a rank or worker stands for one."""
+    training = parallel_sizes(config.actor.parallel).world_size
+    generation = config.rollout.num_replicas * config.rollout.tp_size
+    return max(training, generation) if are_devices_shared(config) else training + generation
