@@ -79,13 +79,7 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
     """
     request = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
-        if request.plan is not None:
-            return predict(request.path, request.overrides, as_json=request.plan is PlanFormat.JSON)
-        checked = load_checked(request.path, request.overrides, request.command)
-        if request.is_check_only:
-            return _check(checked)
-        run = parity_check(request.parity) if request.parity is not None else runner(request.command)
-        return run(checked.config)
+        return _carry_out(request, runner)
     except ConfigError as e:
         _complain(f"{request.path}: {len(e.problems)} problem(s) in the configuration; nothing was started", e)
         return EXIT_WRONG_INPUT
@@ -98,6 +92,16 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _carry_out(request: Request, runner: Callable[[Command], Run]) -> int:
+    if request.plan is not None:
+        return predict(request.path, request.overrides, as_json=request.plan is PlanFormat.JSON)
+    checked = load_checked(request.path, request.overrides, request.command)
+    if request.is_check_only:
+        return _check(checked)
+    run = parity_check(request.parity) if request.parity is not None else runner(request.command)
+    return run(checked.config)
 
 
 def _parse(arguments: Sequence[str]) -> Request:

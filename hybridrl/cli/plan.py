@@ -44,7 +44,9 @@ def predict(path: Path, overrides: Sequence[str], *, as_json: bool) -> int:
         return 1 if missing else 0
     console = Console(width=_WIDTH)
     console.print(*plan_tables(plan), sep="\n")
-    console.print(f"verdict: {plan.memory.verdict.value if not missing else missing}", highlight=False, markup=False)
+    console.print(f"verdict: {missing or plan.memory.verdict.value}", highlight=False, markup=False)
     if checked.needs:
-        console.print("to run it here:", *(f"  {need}" for need in checked.needs), sep="\n", highlight=False, markup=False)
+        console.print(
+            "to run it here:", *(f"  {need}" for need in checked.needs), sep="\n", highlight=False, markup=False
+        )
     return 1 if missing else 0

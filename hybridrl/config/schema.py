@@ -558,9 +558,7 @@ class PlanConfig:
     cluster: str | None = setting(
         None, "YAML file with the cluster's devices, memory and rates; configs/clusters has some", is_input_path=True
     )
-    num_nodes: int | None = setting(
-        None, "Nodes that there are; null plans for as many as the run needs", at_least=1
-    )
+    num_nodes: int | None = setting(None, "Nodes that there are; null plans for as many as the run needs", at_least=1)
     mean_prompt_tokens: int | None = setting(
         None, "Average prompt; null takes half of data.max_prompt_tokens", at_least=1
     )

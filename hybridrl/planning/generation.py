@@ -19,7 +19,7 @@ from hybridrl.layout.shard import Place
 from hybridrl.layout.vllm import vllm_shard_map
 from hybridrl.planning.cluster import Cluster
 from hybridrl.planning.layouts import DTYPES, generation_layout
-from hybridrl.planning.parameters import map_bytes, num_active_parameters
+from hybridrl.planning.parameters import layer_elements, map_bytes, num_active_parameters
 from hybridrl.planning.workload import Workload
 
 _GIB = 2**30
@@ -61,10 +61,16 @@ class Replica:
         return self.kv_bytes // self.kv_bytes_per_token
 
 
-def plan_replica(config: ExperimentConfig, spec: ModelSpec, cluster: Cluster, work: Workload) -> Replica:
-    """Return what a worker's memory holds."""
+def plan_replica(
+    config: ExperimentConfig, spec: ModelSpec, held: ModelSpec, cluster: Cluster, work: Workload
+) -> Replica:
+    """Return what a worker's memory holds.
+
+    Args:
+        held: The model in bundles of experts (``bundles.py``).
+    """
     rollout, is_cuda = config.rollout, config.platform is Platform.CUDA
-    shard_map = vllm_shard_map(generation_layout(config, spec), 0, Place("rollout", 0, "", ""))
+    shard_map = vllm_shard_map(generation_layout(config, held), 0, Place("rollout", 0, "", ""))
     weights, activation = map_bytes(shard_map), _activation_bytes(config, spec)
     runtime = _RUNTIME_BYTES + (0 if rollout.enforce_eager else _GRAPH_BYTES) if is_cuda else 0
     pool = int(rollout.gpu_memory_fraction * cluster.memory_bytes) if is_cuda else 0
@@ -147,9 +153,9 @@ def _elements_read(spec: ModelSpec, num_samples: int) -> float:
     """Return the weights that one token of each of several sequences meets together; the embedding's rows are left out."""
     total = float(spec.vocab_size * spec.hidden_size)
     for layer in spec.layers:
-        own = sum(math.prod(tensor.shape) for tensor in layer.tensors())
+        dense, per_expert = layer_elements(layer)
+        total += dense
         if isinstance(mlp := layer.mlp, MoeMlp):
-            routed = sum(math.prod(tensor.shape) for tensor in mlp.routed_tensors())
-            own -= int(routed * (1 - mlp.num_experts_per_token / mlp.num_experts) ** num_samples)
-        total += own
+            hit = 1 - (1 - mlp.num_experts_per_token / mlp.num_experts) ** num_samples
+            total += mlp.num_experts * per_expert * hit
     return total

@@ -89,9 +89,9 @@ def static_memory(stage: StageParameters, *, has_reference: bool) -> StaticMemor
 
 
 def optimizer_bytes(buffer: ParameterBuffer) -> int:
-    """Return one rank's share of the optimizer's state: two moments, and a float32 copy of narrower parameters."""
+    """Return one rank's share of the optimizer's state, on average: two moments, and a float32 copy of narrower parameters."""
     per_parameter = _MOMENT_BYTES + (0 if buffer.dtype is DType.FLOAT32 else _MASTER_BYTES)
-    return buffer.num_padded // buffer.num_replicas * per_parameter
+    return -(-buffer.num_parameters // buffer.num_replicas) * per_parameter
 
 
 @dataclass(frozen=True, slots=True)

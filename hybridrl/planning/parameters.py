@@ -6,14 +6,14 @@ All ranks of a stage hold as much: tensor, expert and data parallelism cut evenl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from hybridrl.layout.box import DType
 from hybridrl.layout.megatron import MegatronLayout, megatron_shard_map
 from hybridrl.layout.megatron.pipeline import ModelChunk
-from hybridrl.layout.model import ModelSpec, MoeMlp
-from hybridrl.layout.shard import Place, ShardMap
+from hybridrl.layout.model import DecoderLayer, ModelSpec, MoeMlp
+from hybridrl.layout.shard import CanonicalTensor, Place, ShardMap
 
 # Megatron-core's distributed optimizer begins a parameter at a multiple of 64 elements, and ends a buffer at one of 128.
 # Source: megatron-core 0.16.1, distributed/param_and_grad_buffer.py.
@@ -125,17 +125,36 @@ def map_bytes(shard_map: ShardMap) -> int:
 
 def num_parameters(spec: ModelSpec) -> int:
     """Return the elements of all tensors of the checkpoint."""
-    return sum(math.prod(tensor.shape) for tensor in spec.tensors().values())
+    return _count(spec, lambda moe: moe.num_experts)
 
 
 def num_active_parameters(spec: ModelSpec) -> int:
     """Return the elements that a token meets: of routed experts, those that it is sent to."""
-    idle = sum(
-        math.prod(tensor.shape) * (moe.num_experts - moe.num_experts_per_token) // moe.num_experts
-        for moe in _mixtures(spec)
-        for tensor in moe.routed_tensors()
-    )
-    return num_parameters(spec) - idle
+    return _count(spec, lambda moe: moe.num_experts_per_token)
+
+
+def layer_elements(layer: DecoderLayer) -> tuple[int, int]:
+    """Return the elements that all tokens meet, and those of one routed expert."""
+    mlp, hidden = layer.mlp, layer.attention.hidden_size
+    outside = 2 * hidden + _elements(layer.attention.tensors())
+    if not isinstance(mlp, MoeMlp):
+        return outside + _elements(mlp.tensors()), 0
+    common = _elements(mlp.router_tensors()) + _elements(mlp.shared_tensors())
+    return outside + common, _elements(replace(mlp, num_experts=1).routed_tensors())
+
+
+def _count(spec: ModelSpec, experts_met: Callable[[MoeMlp], int]) -> int:
+    """Return the elements of a model with so many experts per layer."""
+    total = _elements(replace(spec, layers=(), mtp_layers=()).tensors().values())
+    total += len(spec.mtp_layers) * (3 * spec.hidden_size + 2 * spec.hidden_size**2)
+    for layer in (*spec.layers, *(mtp.layer for mtp in spec.mtp_layers)):
+        dense, per_expert = layer_elements(layer)
+        total += dense + (experts_met(layer.mlp) * per_expert if isinstance(layer.mlp, MoeMlp) else 0)
+    return total
+
+
+def _elements(tensors: Iterable[CanonicalTensor]) -> int:
+    return sum(math.prod(tensor.shape) for tensor in tensors)
 
 
 def _mixtures(spec: ModelSpec) -> Iterable[MoeMlp]:

@@ -15,6 +15,11 @@ from hybridrl.planning.timing import Seconds
 from hybridrl.reshard.topology import LinkClass
 
 _GIB, _GB = 2**30, 1e9
+_FROM = {
+    LinkClass.DEVICE: "from its own device",
+    LinkClass.NODE: "from its node",
+    LinkClass.NETWORK: "from other nodes",
+}
 
 
 def plan_tables(plan: RunPlan) -> Iterator[Table]:
@@ -40,7 +45,9 @@ def _overview(plan: RunPlan) -> Table:
     table.add_row("actor", f"{sizes.world_size} ranks: {degrees} x edp {sizes.edp}, vpp {parallel.vpp_size}")
     table.add_row("rollout", f"{rollout.num_replicas} replicas of {rollout.tp_size} worker(s)")
     samples = f"{work.num_prompts} prompts x {work.num_samples // work.num_prompts} = {work.num_samples} samples"
-    table.add_row("step", f"{samples} of {work.prompt_tokens} + {work.response_tokens} = {work.tokens_per_step:,} tokens")
+    table.add_row(
+        "step", f"{samples} of {work.prompt_tokens} + {work.response_tokens} = {work.tokens_per_step:,} tokens"
+    )
     table.add_row(
         "update",
         f"{work.num_updates} of {work.num_samples // work.num_updates} samples, {work.samples_per_rank:g} per rank in "
@@ -93,7 +100,7 @@ def _sync_table(plan: RunPlan) -> Table:
     table = _table(f"Weight sync ({plan.sync.transport})", "", "GB, all", "GB, busiest worker")
     for link in LinkClass:
         received = max(rank.received_bytes[link] for rank in price.destinations)
-        table.add_row(f"from its {link.name.lower()}", f"{price.link_bytes[link] / _GB:,.2f}", f"{received / _GB:,.2f}")
+        table.add_row(_FROM[link], f"{price.link_bytes[link] / _GB:,.2f}", f"{received / _GB:,.2f}")
     table.add_row("on the wire", f"{price.wire_bytes / _GB:,.2f}", "")
     table.add_row("lower bound", f"{price.lower_bound_bytes / _GB:,.2f}", "")
     table.add_row("seconds", f"{price.lower_bound_seconds:.2f} - {price.seconds:.2f}", "")
@@ -102,7 +109,9 @@ def _sync_table(plan: RunPlan) -> Table:
 
 def _timing_table(plan: RunPlan) -> Table:
     timing = plan.timing
-    table = _table("Seconds of a step, between what the hardware allows and a pessimistic figure", "phase", "s", "because")
+    table = _table(
+        "Seconds of a step, between what the hardware allows and a pessimistic figure", "phase", "s", "because"
+    )
     decode, shares = timing.decode, f"MFU {timing.mfu.low:.1%} - {timing.mfu.high:.1%}, bubble {timing.bubble:.1%}"
     why = (
         f"{decode.num_samples} samples per replica, {1e3 * decode.seconds[1]:.1f} - {1e3 * decode.seconds[0]:.1f} ms per "
@@ -172,7 +181,6 @@ def plan_json(plan: RunPlan, needs: tuple[str, ...]) -> dict[str, object]:
             "num_messages": price.num_messages,
             "seconds": price.seconds,
             "lower_bound_seconds": price.lower_bound_seconds,
-            "experts_planned_as_one": plan.sync.bundle,
         },
         "timing": asdict(timing) | {"lag_0": asdict(timing.lag_0)},
     }

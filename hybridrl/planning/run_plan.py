@@ -17,6 +17,7 @@ from hybridrl.errors import ConfigError
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.planning.activations import stage_activations
+from hybridrl.planning.bundles import bundled, expert_bundle
 from hybridrl.planning.cluster import Cluster, read_cluster
 from hybridrl.planning.generation import Replica, plan_replica
 from hybridrl.planning.layouts import are_devices_shared, training_layout
@@ -94,7 +95,8 @@ def plan_run(config: ExperimentConfig, spec: ModelSpec, cluster: Cluster) -> Run
             f"plan.num_nodes: got {there}, expected at least {num_nodes} nodes of {cluster.devices_per_node} devices for "
             f"the run's {num_devices}; lower actor.parallel or rollout.num_replicas"
         )
-    work, sync = workload(config), plan_weight_sync(config, spec, cluster)
+    bundled_spec = bundled(spec, expert_bundle(config, spec))
+    work, sync = workload(config), plan_weight_sync(config, bundled_spec, cluster)
     memory = plan_memory(config, spec, cluster, work, sync.price.staging_bytes)
     timing = step_timing(config, spec, cluster, work, memory.replica, sync)
     counts = (num_parameters(spec), num_active_parameters(spec))
@@ -112,14 +114,16 @@ def plan_memory(
     Raises:
         LayoutError: When a size does not divide.
     """
-    layout, replica = training_layout(config, spec), plan_replica(config, spec, cluster, work)
+    held = bundled(spec, expert_bundle(config, spec))
+    replica = plan_replica(config, spec, held, cluster, work)
+    layout = training_layout(config, spec)
     stages = tuple(
         StageMemory(
             parameters,
             static_memory(parameters, has_reference=config.algorithm.needs_reference),
             stage_activations(config, layout, parameters, work),
         )
-        for parameters in stage_parameters(layout)
+        for parameters in stage_parameters(training_layout(config, held))
     )
     devices = device_memory(config, cluster, stages, replica, staging_bytes)
     export = num_parameters(spec) * layout.dtype.itemsize

@@ -123,6 +123,8 @@ def _rollout(
     prefill = share * work.prompt_tokens * forward_flops(spec, work.prompt_tokens) / peak
     low, high = (
         max(num_steps * at_average, config.rollout.max_response_tokens * at_end) + prefill / efficiency
-        for at_average, at_end, efficiency in zip(reversed(decode.seconds), reversed(alone.seconds), (0.5, 0.3), strict=True)
+        for at_average, at_end, efficiency in zip(
+            reversed(decode.seconds), reversed(alone.seconds), (0.5, 0.3), strict=True
+        )
     )
     return decode, Seconds(low, high)
