@@ -8,12 +8,15 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hybridrl.config.load import read_draft
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.errors import ConfigError
 from hybridrl.planning.advice import shortfall
+from hybridrl.planning.cluster import Cluster
 from hybridrl.planning.report import plan_json, plan_tables
 from hybridrl.planning.run_plan import cluster_of, plan_run
-from hybridrl.preflight.check import load_planned
+from hybridrl.preflight.check import Checked, check_draft, load_planned
+from hybridrl.preflight.command import Command
 
 _WIDTH = 150
 
@@ -27,8 +30,8 @@ def predict(path: Path, overrides: Sequence[str], *, as_json: bool) -> int:
     Raises:
         ConfigError: Listing every problem of the configuration.
     """
-    checked = load_planned(path, overrides)
-    plan = plan_run(checked.config, checked.spec, cluster_of(checked.config))
+    checked, cluster = _check(path, overrides)
+    plan = plan_run(checked.config, checked.spec, cluster)
 
     def reload(settings: Sequence[str]) -> ExperimentConfig | None:
         replaced = {setting.partition("=")[0] for setting in settings}
@@ -50,3 +53,21 @@ def predict(path: Path, overrides: Sequence[str], *, as_json: bool) -> int:
             "to run it here:", *(f"  {need}" for need in checked.needs), sep="\n", highlight=False, markup=False
         )
     return 1 if missing else 0
+
+
+def _check(path: Path, overrides: Sequence[str]) -> tuple[Checked, Cluster]:
+    """Return the configuration and its cluster, or raise the problems of both together."""
+    draft = read_draft(path, overrides)
+    problems: list[str] = []
+    checked = cluster = None
+    try:
+        checked = check_draft(draft, Command.TRAIN, is_plan=True)
+    except ConfigError as e:
+        problems += e.problems
+    try:
+        cluster = cluster_of(draft.config)
+    except ConfigError as e:
+        problems += e.problems
+    if checked is None or cluster is None:
+        raise ConfigError(problems)
+    return checked, cluster

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hybridrl.config.schema import ExperimentConfig, Platform, Recompute
+from hybridrl.config.schema import ExperimentConfig, Recompute
 from hybridrl.errors import LayoutError
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import alignment
 from hybridrl.planning.cluster import Cluster
+from hybridrl.planning.layouts import are_devices_shared
 from hybridrl.planning.memory import TIGHT_SHARE, DeviceMemory, Verdict
 from hybridrl.planning.run_plan import MemoryPlan, RunPlan, count_devices, plan_memory
+from hybridrl.planning.units import binary
 from hybridrl.planning.workload import workload
 
-_GIB = 2**30
 _MOST_CHANGES = 3
 
 Reload = Callable[[Sequence[str]], ExperimentConfig | None]
@@ -48,7 +49,7 @@ class Shortfall:
 
     def __str__(self) -> str:
         lines = [
-            f"{change.settings}: {change.worst_bytes / _GIB:.1f} GiB on the fullest of {change.num_devices} devices, "
+            f"{change.settings}: {binary(change.worst_bytes)} on the fullest of {change.num_devices} devices, "
             f"{change.verdict.value}"
             for change in self.changes
         ]
@@ -65,8 +66,9 @@ def shortfall(plan: RunPlan, spec: ModelSpec, reload: Reload) -> Shortfall | Non
         changed = reload(settings)
         if changed is not None and (change := _try(" ".join(settings), changed, spec, plan)) is not None:
             found.append(change)
-    found.sort(key=lambda change: (change.verdict is Verdict.DOES_NOT_FIT, change.num_devices, change.worst_bytes))
-    return Shortfall(problem, tuple(found[:_MOST_CHANGES]))
+    enough = [change for change in found if change.verdict is not Verdict.DOES_NOT_FIT]
+    best = sorted(enough or found, key=lambda change: (change.num_devices, change.worst_bytes))
+    return Shortfall(problem, tuple(best[:_MOST_CHANGES]))
 
 
 def _problem(config: ExperimentConfig, memory: MemoryPlan, cluster: Cluster) -> str | None:
@@ -74,15 +76,15 @@ def _problem(config: ExperimentConfig, memory: MemoryPlan, cluster: Cluster) -> 
     if replica.kv_tokens < needed:
         return (
             f"rollout worker, rollout: the KV cache holds {replica.kv_tokens} tokens, fewer than one sample of "
-            f"{needed} (rollout.max_model_tokens); of vLLM's {replica.pool_bytes / _GIB:.1f} GiB its weights take "
-            f"{replica.weight_bytes / _GIB:.1f}"
+            f"{needed} (rollout.max_model_tokens); of vLLM's {binary(replica.pool_bytes)} its weights take "
+            f"{binary(replica.weight_bytes)}"
         )
     worst = fullest(memory)
     if worst.verdict is not Verdict.DOES_NOT_FIT:
         return None
     return (
-        f"{worst.device}, {worst.phase.value}: needs {worst.total / _GIB:.1f} of {cluster.memory_gib:g} GiB; the largest part "
-        f"is {worst.largest}, {worst.parts[worst.largest] / _GIB:.1f} GiB"
+        f"{worst.device}, {worst.phase.value}: needs {binary(worst.total)} of {cluster.memory_gib:g} GiB; the largest part is "
+        f"{worst.largest}, {binary(worst.parts[worst.largest])}"
     )
 
 
@@ -119,19 +121,27 @@ def _candidates(plan: RunPlan) -> Iterator[tuple[str, ...]]:
     yield (f"actor.parallel.dp_size={2 * parallel.dp_size}",)
     for axis in ("tp_size", "cp_size", "pp_size"):
         yield (f"actor.parallel.{axis}={2 * getattr(parallel, axis)}", *half)
+    wider = (f"rollout.tp_size={2 * rollout.tp_size}", f"rollout.num_replicas={rollout.num_replicas // 2}")
+    room = _room(plan)
     if rollout.num_replicas % 2 == 0:
-        yield (f"rollout.tp_size={2 * rollout.tp_size}", f"rollout.num_replicas={rollout.num_replicas // 2}")
-    if config.platform is Platform.CUDA:
-        for percent in _fractions(plan):
-            yield (f"rollout.gpu_memory_fraction={percent / 100:g}",)
+        yield (*wider, *room)
+    if room:
+        yield room
+    yield (f"rollout.gpu_memory_fraction={_least_fraction(plan):g}",)
 
 
-def _fractions(plan: RunPlan) -> Iterator[int]:
-    """Yield the largest share of a device's memory that leaves room for the rest, and the least that holds one sample."""
-    replica, memory_bytes = plan.memory.replica, plan.cluster.memory_bytes
-    rest = fullest(plan.memory).total - replica.pool_bytes
+def _room(plan: RunPlan) -> tuple[str, ...]:
+    """Return the setting that gives vLLM what training leaves of a device that they share; empty where there is none."""
+    rest = fullest(plan.memory).total - plan.memory.replica.pool_bytes
+    percent = int(100 * (TIGHT_SHARE - rest / plan.cluster.memory_bytes))
+    return (
+        (f"rollout.gpu_memory_fraction={percent / 100:g}",) if are_devices_shared(plan.config) and percent > 0 else ()
+    )
+
+
+def _least_fraction(plan: RunPlan) -> float:
+    """Return the share of a device's memory in which vLLM has room for one sample."""
+    replica = plan.memory.replica
     needed = replica.weight_bytes + replica.activation_bytes + replica.runtime_bytes
     needed += replica.kv_bytes_per_token * plan.config.rollout.max_model_tokens
-    for percent in (int(100 * (TIGHT_SHARE - rest / memory_bytes)), 1 + int(100 * needed / memory_bytes)):
-        if 0 < percent < 100:
-            yield percent
+    return (1 + int(100 * needed / plan.cluster.memory_bytes)) / 100

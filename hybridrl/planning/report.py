@@ -12,9 +12,9 @@ from hybridrl.planning.advice import fullest
 from hybridrl.planning.memory import DeviceMemory, Phase
 from hybridrl.planning.run_plan import RunPlan
 from hybridrl.planning.timing import Seconds
+from hybridrl.planning.units import binary, decimal
 from hybridrl.reshard.topology import LinkClass
 
-_GIB, _GB = 2**30, 1e9
 _FROM = {
     LinkClass.DEVICE: "from its own device",
     LinkClass.NODE: "from its node",
@@ -59,28 +59,28 @@ def _overview(plan: RunPlan) -> Table:
 
 def _stage_table(plan: RunPlan) -> Table:
     columns = ("layers", "dense", "experts", "weights", "gradients", "optimizer", "in flight", "logits")
-    table = _table("A training rank of each pipeline stage (parameters in millions, memory in GiB)", "stage", *columns)
+    table = _table("A training rank of each pipeline stage (parameters in millions)", "stage", *columns)
     for stage in plan.memory.stages:
         own, static, activations = stage.parameters, stage.static, stage.activations
         counts = (str(own.num_layers), *(f"{count / 1e6:,.1f}" for count in (own.num_dense, own.num_expert)))
         sizes = (static.weights, static.gradients, static.optimizer, activations.training, activations.loss)
-        table.add_row(str(own.pp_rank), *counts, *map(_gib, sizes))
+        table.add_row(str(own.pp_rank), *counts, *map(binary, sizes))
     return table
 
 
 def _device_table(plan: RunPlan) -> Table:
     """Show the fullest device of each phase and kind."""
     title = f"Fullest device per phase, of {plan.cluster.memory_gib:g} GiB"
-    table = _table(title, "phase", "device", "GiB", "verdict", "of which, in GiB")
+    table = _table(title, "phase", "device", "memory", "verdict", "of which")
     for device in _fullest_per_phase(plan):
         parts = sorted(device.parts.items(), key=lambda part: -part[1])
-        shown = ", ".join(f"{name} {_gib(size)}" for name, size in parts if size)
-        table.add_row(device.phase.value, device.device, _gib(device.total), device.verdict.value, shown)
+        shown = ", ".join(f"{name} {binary(size)}" for name, size in parts if size)
+        table.add_row(device.phase.value, device.device, binary(device.total), device.verdict.value, shown)
     replica, memory = plan.memory.replica, plan.memory
     table.caption = (
         f"KV cache: {replica.kv_tokens:,} tokens per replica, {replica.kv_bytes_per_token:,} bytes each per worker; "
-        f"{replica.running_samples} samples decode at once. Checkpoints: export {memory.export_bytes / _GB:,.1f} GB, with "
-        f"optimizer {memory.training_state_bytes / _GB:,.1f} GB."
+        f"{replica.running_samples} samples decode at once. Checkpoints: export {decimal(memory.export_bytes)}, with optimizer "
+        f"{decimal(memory.training_state_bytes)}."
     )
     table.caption_justify = "left"
     return table
@@ -97,12 +97,12 @@ def _fullest_per_phase(plan: RunPlan) -> list[DeviceMemory]:
 
 def _sync_table(plan: RunPlan) -> Table:
     price = plan.sync.price
-    table = _table(f"Weight sync ({plan.sync.transport})", "", "GB, all", "GB, busiest worker")
+    table = _table(f"Weight sync ({plan.sync.transport})", "", "all workers", "busiest worker")
     for link in LinkClass:
         received = max(rank.received_bytes[link] for rank in price.destinations)
-        table.add_row(_FROM[link], f"{price.link_bytes[link] / _GB:,.2f}", f"{received / _GB:,.2f}")
-    table.add_row("on the wire", f"{price.wire_bytes / _GB:,.2f}", "")
-    table.add_row("lower bound", f"{price.lower_bound_bytes / _GB:,.2f}", "")
+        table.add_row(_FROM[link], decimal(price.link_bytes[link]), decimal(received))
+    table.add_row("on the wire", decimal(price.wire_bytes), "")
+    table.add_row("lower bound", decimal(price.lower_bound_bytes), "")
     table.add_row("seconds", f"{price.lower_bound_seconds:.2f} - {price.seconds:.2f}", "")
     return table
 
@@ -115,7 +115,7 @@ def _timing_table(plan: RunPlan) -> Table:
     decode, shares = timing.decode, f"MFU {timing.mfu.low:.1%} - {timing.mfu.high:.1%}, bubble {timing.bubble:.1%}"
     why = (
         f"{decode.num_samples} samples per replica, {1e3 * decode.seconds[1]:.1f} - {1e3 * decode.seconds[0]:.1f} ms per "
-        f"token, bound by {decode.bound}: {decode.read_bytes / _GB:,.1f} GB read"
+        f"token, bound by {decode.bound}: {decimal(decode.read_bytes)} read"
     )
     per_token = f"{timing.training_flops_per_token / 1e9:,.3f} GFLOP per token, {shares}"
     for name, seconds, reason in (
@@ -184,10 +184,6 @@ def plan_json(plan: RunPlan, needs: tuple[str, ...]) -> dict[str, object]:
         },
         "timing": asdict(timing) | {"lag_0": asdict(timing.lag_0)},
     }
-
-
-def _gib(size: float) -> str:
-    return f"{size / _GIB:,.2f}"
 
 
 def _range(seconds: Seconds) -> str:

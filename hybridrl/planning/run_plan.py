@@ -73,11 +73,18 @@ def cluster_of(config: ExperimentConfig) -> Cluster:
     """Read the cluster that the configuration names.
 
     Raises:
-        ConfigError: When it names none, or the file is faulty.
+        ConfigError: When it names none, the file is faulty, or the run needs more nodes than there are.
     """
     if config.plan.cluster is None:
         raise ConfigError("plan.cluster: got null, expected a cluster file; set it, e.g. to configs/clusters/h100.yaml")
-    return read_cluster(Path(config.plan.cluster))
+    cluster, num_devices = read_cluster(Path(config.plan.cluster)), count_devices(config)
+    there, needed = config.plan.num_nodes, count_nodes(config, cluster)
+    if there is not None and there < needed:
+        raise ConfigError(
+            f"plan.num_nodes: got {there}, expected at least {needed} nodes of {cluster.devices_per_node} devices for the run's "
+            f"{num_devices}; lower actor.parallel or rollout.num_replicas"
+        )
+    return cluster
 
 
 def plan_run(config: ExperimentConfig, spec: ModelSpec, cluster: Cluster) -> RunPlan:
@@ -85,22 +92,16 @@ def plan_run(config: ExperimentConfig, spec: ModelSpec, cluster: Cluster) -> Run
 
     Raises:
         LayoutError: When a size does not divide.
-        ConfigError: When the run needs more nodes than there are.
     """
-    num_devices = count_devices(config)
-    num_nodes = -(-num_devices // cluster.devices_per_node)
-    there = config.plan.num_nodes
-    if there is not None and there < num_nodes:
-        raise ConfigError(
-            f"plan.num_nodes: got {there}, expected at least {num_nodes} nodes of {cluster.devices_per_node} devices for "
-            f"the run's {num_devices}; lower actor.parallel or rollout.num_replicas"
-        )
     bundled_spec = bundled(spec, expert_bundle(config, spec))
     work, sync = workload(config), plan_weight_sync(config, bundled_spec, cluster)
     memory = plan_memory(config, spec, cluster, work, sync.price.staging_bytes)
     timing = step_timing(config, spec, cluster, work, memory.replica, sync)
-    counts = (num_parameters(spec), num_active_parameters(spec))
-    return RunPlan(config, cluster, *counts, num_devices, num_nodes, work, memory, sync, timing)
+    counts, sizes = (
+        (num_parameters(spec), num_active_parameters(spec)),
+        (count_devices(config), count_nodes(config, cluster)),
+    )
+    return RunPlan(config, cluster, *counts, *sizes, work, memory, sync, timing)
 
 
 def plan_memory(
@@ -137,3 +138,8 @@ def count_devices(config: ExperimentConfig) -> int:
     training = parallel_sizes(config.actor.parallel).world_size
     generation = config.rollout.num_replicas * config.rollout.tp_size
     return max(training, generation) if are_devices_shared(config) else training + generation
+
+
+def count_nodes(config: ExperimentConfig, cluster: Cluster) -> int:
+    """Return the nodes of a cluster that a run takes."""
+    return -(-count_devices(config) // cluster.devices_per_node)

@@ -121,6 +121,8 @@ def test_full_recomputation_keeps_inputs_and_one_layer():
 
 def test_context_parallelism_shares_the_tokens():
     alone = planned("qwen3-30b-a3b").memory.stages[0].activations
-    shared = planned("qwen3-30b-a3b", "actor.parallel.cp_size=2", "actor.parallel.dp_size=2").memory.stages[0].activations
+    shared = (
+        planned("qwen3-30b-a3b", "actor.parallel.cp_size=2", "actor.parallel.dp_size=2").memory.stages[0].activations
+    )
     assert shared.training == pytest.approx(alone.training / 2)
     assert shared.loss == pytest.approx(alone.loss / 2)

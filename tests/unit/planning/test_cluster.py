@@ -45,7 +45,8 @@ def test_all_faults_are_listed_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "no such file or directory, expected a cluster file"), ("- 1", "got [1]"), ("a: [", "not valid YAML")]
+    ("text", "message"),
+    [(None, "no such file or directory, expected a cluster file"), ("- 1", "got [1]"), ("a: [", "not valid YAML")],
 )
 def test_a_file_that_is_no_cluster_is_refused(tmp_path, text, message):
     path = tmp_path / "cluster.yaml"

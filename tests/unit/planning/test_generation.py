@@ -57,7 +57,9 @@ def test_replicas_that_span_nodes_pay_for_it():
     near, far = (decode_step(checked.config, checked.spec, cluster(name), 1, 1) for name in ("cpu", "h200"))
     assert near.seconds[0] > 0 and far.bound in ("latency", "memory")
     within, across = (
-        decode_step(recipe("deepseek-v3", f"rollout.tp_size={tp}").config, checked.spec, cluster("h200"), 1, 1).seconds[0]
+        decode_step(recipe("deepseek-v3", f"rollout.tp_size={tp}").config, checked.spec, cluster("h200"), 1, 1).seconds[
+            0
+        ]
         for tp in (8, 16)
     )
     assert across - 2 * 61 * 45e-6 == pytest.approx((within - 2 * 61 * 15e-6) / 2, rel=0.01)

@@ -55,10 +55,16 @@ def mixtral(num_layers: int, hidden: int, heads: int, intermediate: int) -> dict
 # pipeline stage, between steps. The number of devices is not in those files: dp 8 is the one that the figures fit.
 MEASURED = {
     "mixtral_8x22b_tp2pp8ep8vpp1_release": (
-        mixtral(56, 6144, 48, 16384), ParallelSizes(tp=2, pp=8, ep=8, etp=2, dp=8), PipelineLayout(), 23_002_929_152
+        mixtral(56, 6144, 48, 16384),
+        ParallelSizes(tp=2, pp=8, ep=8, etp=2, dp=8),
+        PipelineLayout(),
+        23_002_929_152,
     ),
     "mixtral_8x7b_tp1pp4ep8vpp8_release": (
-        mixtral(32, 4096, 32, 14336), ParallelSizes(tp=2, pp=4, ep=8, etp=1, dp=8), PipelineLayout(virtual_size=8), 19_743_387_648
+        mixtral(32, 4096, 32, 14336),
+        ParallelSizes(tp=2, pp=4, ep=8, etp=1, dp=8),
+        PipelineLayout(virtual_size=8),
+        19_743_387_648,
     ),
 }
 
@@ -122,7 +128,12 @@ def test_devices_of_their_own_hold_one_role_and_shared_ones_both():
     split = planned("qwen3-30b-a3b").memory
     roles = {device.device for device in split.devices}
     assert roles == {"stage 0", "rollout worker"}
-    overrides = ("placement=colocated", "rollout.num_replicas=8", "rollout.tp_size=1", "rollout.gpu_memory_fraction=0.5")
+    overrides = (
+        "placement=colocated",
+        "rollout.num_replicas=8",
+        "rollout.tp_size=1",
+        "rollout.gpu_memory_fraction=0.5",
+    )
     shared = planned("qwen3-30b-a3b", *overrides).memory
     assert {device.device for device in shared.devices} == {"stage 0"}
     update = next(device for device in shared.devices if device.phase is Phase.UPDATE)

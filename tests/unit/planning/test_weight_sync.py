@@ -7,8 +7,8 @@ import pytest
 from hybridrl.config.schema import ExperimentConfig, ParallelConfig, Placement, Platform
 from hybridrl.layout.families import model_spec
 from hybridrl.planning.bundles import ExpertBundles, bundled, expert_bundle
-from hybridrl.planning.parameters import stage_parameters
 from hybridrl.planning.layouts import training_layout
+from hybridrl.planning.parameters import stage_parameters
 from hybridrl.planning.weight_sync import plan_weight_sync
 from hybridrl.reshard.topology import LinkClass
 from tests.unit.layout.models import FAMILIES
@@ -36,7 +36,9 @@ CASES = [
 def test_bundles_change_no_byte_of_any_rank(family, parallel, placement, num_replicas, tp_size):
     config = experiment(parallel, placement, num_replicas, tp_size)
     spec, nodes = model_spec(FAMILIES[family]), cluster("h100")
-    bundle = next(layer.mlp.num_experts for layer in spec.layers if hasattr(layer.mlp, "num_experts")) // parallel.ep_size
+    bundle = (
+        next(layer.mlp.num_experts for layer in spec.layers if hasattr(layer.mlp, "num_experts")) // parallel.ep_size
+    )
     assert bundle > 1
     fine, coarse = (plan_weight_sync(config, model, nodes).price for model in (spec, bundled(spec, bundle)))
     assert coarse.link_bytes == fine.link_bytes
@@ -51,7 +53,11 @@ def test_bundles_change_no_parameter_of_any_stage(family, parallel, placement, n
     spec = model_spec(FAMILIES[family])
     held = (stage_parameters(training_layout(config, model)) for model in (spec, bundled(spec, 2)))
     for fine, coarse in zip(*held, strict=True):
-        assert (fine.num_dense, fine.num_expert, fine.model_bytes) == (coarse.num_dense, coarse.num_expert, coarse.model_bytes)
+        assert (fine.num_dense, fine.num_expert, fine.model_bytes) == (
+            coarse.num_dense,
+            coarse.num_expert,
+            coarse.model_bytes,
+        )
 
 
 def test_only_large_mixtures_are_planned_in_bundles():
@@ -72,7 +78,12 @@ def test_a_sync_between_roles_of_their_own_brings_every_worker_all_its_weights()
 
 
 def test_on_shared_devices_what_a_device_holds_stays_off_the_wire():
-    overrides = ("placement=colocated", "rollout.num_replicas=8", "rollout.tp_size=1", "rollout.gpu_memory_fraction=0.5")
+    overrides = (
+        "placement=colocated",
+        "rollout.num_replicas=8",
+        "rollout.tp_size=1",
+        "rollout.gpu_memory_fraction=0.5",
+    )
     price = planned("qwen3-30b-a3b", *overrides).sync.price
     assert price.link_bytes[LinkClass.DEVICE] > 0
     assert price.link_bytes[LinkClass.NETWORK] == 0
