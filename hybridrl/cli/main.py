@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from hybridrl.cli.plan import predict
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.errors import ConfigError, DataError, HybridRLError
 from hybridrl.parity.options import ParityOptions
@@ -96,6 +95,8 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
 
 def _carry_out(request: Request, runner: Callable[[Command], Run]) -> int:
     if request.plan is not None:
+        from hybridrl.cli.plan import predict
+
         return predict(request.path, request.overrides, as_json=request.plan is PlanFormat.JSON)
     checked = load_checked(request.path, request.overrides, request.command)
     if request.is_check_only:
