@@ -78,6 +78,8 @@ def test_what_does_not_fit_is_named_with_a_change_that_does(capsys):
     assert shortfall.startswith(
         "stage 0, update: needs 86.03 GiB of 79.1 GiB; the largest part is optimizer, 42.67 GiB\n"
     )
+    page = (CONFIGS.parent / "docs" / "planning.md").read_text()
+    assert all(line in page for line in shortfall.splitlines())
     first = shortfall.splitlines()[1]
     settings, verdict = re.fullmatch(
         r"  try (.*): [\d.]+ GiB on the fullest of \d+ devices, (fits|tight)", first
