@@ -89,7 +89,7 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
 
 
 def _fullest(plan: RunPlan, phase: Phase, *, is_training: bool) -> str:
-    devices = [d for d in plan.memory.devices if d.phase is phase and d.device.startswith("stage") is is_training]
+    devices = [d for d in plan.memory.devices if d.phase is phase and (d.pp_rank is not None) is is_training]
     worst: DeviceMemory = max(devices, key=lambda device: device.total)
     where = f" ({worst.device})" if is_training else ""
     return f"{binary(worst.total)}{where}, {worst.verdict.value}"

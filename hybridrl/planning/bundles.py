@@ -18,6 +18,7 @@ from hybridrl.config.schema import ExperimentConfig
 from hybridrl.layout.mlp import ExpertStorage
 from hybridrl.layout.model import DecoderLayer, ModelSpec, MoeMlp
 from hybridrl.layout.shard import CanonicalTensor
+from hybridrl.planning.parameters import PARAMETER_MULTIPLE
 
 # Moves of a plan that take about a second.
 _MOST_MOVES = 400_000
@@ -35,16 +36,24 @@ class ExpertBundles(MoeMlp):
             yield replace(tensor, shape=(self.bundle * tensor.shape[0], *tensor.shape[1:]))
 
 
-def expert_bundle(config: ExperimentConfig, spec: ModelSpec) -> int:
-    """Return how many experts to plan as one: as few as keep the plan small."""
+def largest_bundle(config: ExperimentConfig, spec: ModelSpec) -> int:
+    """Return how many experts every rank holds together; 1 where they are stacked, or so small that alignment pads each."""
     experts = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeMlp)]
     if not experts or experts[0].storage is ExpertStorage.STACKED:
         return 1
-    together = math.gcd(*(mlp.num_experts for mlp in experts)) // config.actor.parallel.ep_size
-    workers = config.rollout.num_replicas * config.rollout.tp_size
-    num_moves = 3 * workers * sum(mlp.num_experts for mlp in experts)
-    fitting = (size for size in range(1, together) if together % size == 0 and num_moves / size <= _MOST_MOVES)
-    return next(fitting, together)
+    sizes = (mlp.hidden_size * mlp.intermediate_size // config.actor.parallel.etp_size for mlp in experts)
+    if any(size % PARAMETER_MULTIPLE for size in sizes):
+        return 1
+    return math.gcd(*(mlp.num_experts for mlp in experts)) // config.actor.parallel.ep_size
+
+
+def smallest_bundle(config: ExperimentConfig, spec: ModelSpec) -> int:
+    """Return how many experts to plan as one in a weight sync: as few as keep its plan small."""
+    num_experts = sum(layer.mlp.num_experts for layer in spec.layers if isinstance(layer.mlp, MoeMlp))
+    num_moves = 3 * config.rollout.num_replicas * config.rollout.tp_size * num_experts
+    largest = largest_bundle(config, spec)
+    fitting = (size for size in range(1, largest) if largest % size == 0 and num_moves / size <= _MOST_MOVES)
+    return next(fitting, largest)
 
 
 def bundled(spec: ModelSpec, bundle: int) -> ModelSpec:

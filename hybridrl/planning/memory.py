@@ -99,14 +99,19 @@ class DeviceMemory:
     """A device in a phase.
 
     Attributes:
-        device: "stage 0", or "rollout worker" on devices without a training rank.
+        pp_rank: Pipeline stage of its training rank; None on devices that only generate.
         parts: What is in its memory, in bytes.
     """
 
-    device: str
+    pp_rank: int | None
     phase: Phase
     parts: Mapping[str, int]
     verdict: Verdict
+
+    @property
+    def device(self) -> str:
+        """What the device is called in reports."""
+        return "rollout worker" if self.pp_rank is None else f"stage {self.pp_rank}"
 
     @property
     def total(self) -> int:
@@ -141,17 +146,18 @@ def device_memory(
     landing = {"staging": staging_bytes, "module in load layout": replica.module_bytes}
     found = []
     for stage in stages:
-        name = f"stage {stage.parameters.pp_rank}"
         for phase in Phase:
             parts = _state(stage.static) | _transient(stage.activations, phase)
             if phase is Phase.WEIGHT_SYNC:
                 parts |= {"staging": 2 * staging_bytes} if is_shared else {"staging": staging_bytes}
                 parts |= {"module in load layout": replica.module_bytes} if is_shared else {}
             parts |= pool if is_shared else {}
-            found.append(_judged(name, phase, parts | _overhead(parts, pool, is_cuda=is_cuda), cluster))
+            found.append(
+                _judged(stage.parameters.pp_rank, phase, parts | _overhead(parts, pool, is_cuda=is_cuda), cluster)
+            )
     if not is_shared:
-        found.append(_judged("rollout worker", Phase.ROLLOUT, pool, cluster))
-        found.append(_judged("rollout worker", Phase.WEIGHT_SYNC, pool | landing, cluster))
+        found.append(_judged(None, Phase.ROLLOUT, pool, cluster))
+        found.append(_judged(None, Phase.WEIGHT_SYNC, pool | landing, cluster))
     return tuple(found)
 
 
@@ -183,10 +189,10 @@ def _overhead(parts: Mapping[str, int], pool: Mapping[str, int], *, is_cuda: boo
     return {"runtime": _RUNTIME_BYTES, "fragments": int(_FRAGMENT_SHARE * own)}
 
 
-def _judged(device: str, phase: Phase, parts: Mapping[str, int], cluster: Cluster) -> DeviceMemory:
+def _judged(pp_rank: int | None, phase: Phase, parts: Mapping[str, int], cluster: Cluster) -> DeviceMemory:
     total = sum(parts.values())
     if total > cluster.memory_bytes:
         verdict = Verdict.DOES_NOT_FIT
     else:
         verdict = Verdict.TIGHT if total > TIGHT_SHARE * cluster.memory_bytes else Verdict.FITS
-    return DeviceMemory(device, phase, parts, verdict)
+    return DeviceMemory(pp_rank, phase, parts, verdict)

@@ -17,7 +17,7 @@ from hybridrl.layout.shard import CanonicalTensor, Place, ShardMap
 
 # Megatron-core's distributed optimizer begins a parameter at a multiple of 64 elements, and ends a buffer at one of 128.
 # Source: megatron-core 0.16.1, distributed/param_and_grad_buffer.py.
-_PARAMETER_MULTIPLE = 64
+PARAMETER_MULTIPLE = 64
 _BUFFER_MULTIPLE = 128
 
 
@@ -45,7 +45,7 @@ class ParameterBuffer:
         """Elements of the buffer."""
         end = 0
         for size in reversed(self.sizes):
-            end = _round_up(end, _PARAMETER_MULTIPLE) + size
+            end = _round_up(end, PARAMETER_MULTIPLE) + size
         return _round_up(end, math.lcm(self.num_replicas, _BUFFER_MULTIPLE))
 
 

@@ -89,7 +89,7 @@ def _device_table(plan: RunPlan) -> Table:
 def _fullest_per_phase(plan: RunPlan) -> list[DeviceMemory]:
     worst: dict[tuple[Phase, bool], DeviceMemory] = {}
     for device in plan.memory.devices:
-        key = (device.phase, device.device.startswith("stage"))
+        key = (device.phase, device.pp_rank is None)
         if key not in worst or device.total > worst[key].total:
             worst[key] = device
     return sorted(worst.values(), key=lambda device: list(Phase).index(device.phase))

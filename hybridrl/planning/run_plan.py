@@ -17,7 +17,7 @@ from hybridrl.errors import ConfigError
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.planning.activations import stage_activations
-from hybridrl.planning.bundles import bundled, expert_bundle
+from hybridrl.planning.bundles import bundled, largest_bundle, smallest_bundle
 from hybridrl.planning.cluster import Cluster, read_cluster
 from hybridrl.planning.generation import Replica, plan_replica
 from hybridrl.planning.layouts import are_devices_shared, training_layout
@@ -93,8 +93,8 @@ def plan_run(config: ExperimentConfig, spec: ModelSpec, cluster: Cluster) -> Run
     Raises:
         LayoutError: When a size does not divide.
     """
-    bundled_spec = bundled(spec, expert_bundle(config, spec))
-    work, sync = workload(config), plan_weight_sync(config, bundled_spec, cluster)
+    in_bundles = bundled(spec, smallest_bundle(config, spec))
+    work, sync = workload(config), plan_weight_sync(config, in_bundles, cluster)
     memory = plan_memory(config, spec, cluster, work, sync.price.staging_bytes)
     timing = step_timing(config, spec, cluster, work, memory.replica, sync)
     counts, sizes = (
@@ -115,7 +115,7 @@ def plan_memory(
     Raises:
         LayoutError: When a size does not divide.
     """
-    held = bundled(spec, expert_bundle(config, spec))
+    held = bundled(spec, largest_bundle(config, spec))
     replica = plan_replica(config, spec, held, cluster, work)
     layout = training_layout(config, spec)
     stages = tuple(

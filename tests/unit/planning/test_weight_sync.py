@@ -6,13 +6,13 @@ import pytest
 
 from hybridrl.config.schema import ExperimentConfig, ParallelConfig, Placement, Platform
 from hybridrl.layout.families import model_spec
-from hybridrl.planning.bundles import ExpertBundles, bundled, expert_bundle
+from hybridrl.planning.bundles import ExpertBundles, bundled, largest_bundle, smallest_bundle
 from hybridrl.planning.layouts import training_layout
 from hybridrl.planning.parameters import stage_parameters
 from hybridrl.planning.weight_sync import plan_weight_sync
 from hybridrl.reshard.topology import LinkClass
 from tests.unit.layout.models import FAMILIES
-from tests.unit.planning.recipes import cluster, planned, recipe
+from tests.unit.planning.recipes import RECIPES, cluster, planned, recipe
 
 
 def experiment(parallel: ParallelConfig, placement: Placement, num_replicas: int, tp_size: int) -> ExperimentConfig:
@@ -60,8 +60,20 @@ def test_bundles_change_no_parameter_of_any_stage(family, parallel, placement, n
         )
 
 
-def test_only_large_mixtures_are_planned_in_bundles():
-    assert [expert_bundle((c := recipe(name)).config, c.spec) for name in ("qwen3-30b-a3b", "deepseek-v3")] == [1, 32]
+def test_a_weight_sync_is_planned_in_bundles_where_its_plan_would_be_large():
+    found = [(smallest_bundle(c.config, c.spec), largest_bundle(c.config, c.spec)) for c in map(recipe, RECIPES)]
+    assert found == [(1, 16), (8, 16), (32, 32)]
+
+
+def test_experts_whose_matrices_are_padded_stay_apart():
+    config = experiment(ParallelConfig(ep_size=2, etp_size=2, dp_size=4), Placement.SPLIT, 1, 1)
+    spec = model_spec(FAMILIES["qwen3_moe"])  # 24 x 32 in two parts: 6 times 64 elements
+    assert largest_bundle(config, spec) == 4
+    config.actor.parallel.etp_size = 8
+    assert largest_bundle(config, spec) == 1
+
+
+def test_a_bundle_is_an_expert_of_as_many_times_the_size():
     small = model_spec(FAMILIES["qwen3_moe"])
     assert bundled(small, 1) is small
     layer = bundled(small, 4).layers[0].mlp
