@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hybridrl.planning.memory import DeviceMemory, Phase
+from hybridrl.planning.pools import run_pools
 from hybridrl.planning.run_plan import RunPlan, cluster_of, plan_run
 from hybridrl.planning.timing import Seconds
 from hybridrl.planning.units import binary, decimal
@@ -52,7 +53,10 @@ def _recipes(plans: Sequence[RunPlan]) -> Iterator[str]:
 
 def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
     sizes, work, timing, price = plan.config.actor.parallel, plan.work, plan.timing, plan.sync.price
-    yield "devices", f"{plan.num_devices}, {plan.config.placement.value}"
+    yield (
+        "devices",
+        f"{plan.num_devices}: " + " + ".join(f"{pool.num_devices} {pool.name}" for pool in run_pools(plan.config)),
+    )
     degrees = f"tp {sizes.tp_size}, pp {sizes.pp_size}, ep {sizes.ep_size}, dp {sizes.dp_size}"
     yield "actor", degrees
     yield "rollout", f"{plan.config.rollout.num_replicas} x tp {plan.config.rollout.tp_size}"
@@ -77,13 +81,9 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
         "decoding step",
         f"{1e3 * timing.decode.seconds[1]:.1f} - {1e3 * timing.decode.seconds[0]:.1f} ms, {timing.decode.bound}",
     )
-    for label, seconds in (
-        ("rollout, s", timing.rollout),
-        ("old log-probs, s", timing.old_logprobs),
-        ("update, s", timing.update),
-        ("step at lag 0, s", timing.lag_0),
-    ):
-        yield label, _range(seconds)
+    phases = {"rollout": timing.rollout, **timing.passes, "step at lag 0": timing.lag_0}
+    for label, seconds in phases.items():
+        yield f"{label}, s", _range(seconds)
     if timing.lag_1 is not None:
         yield "step at lag 1, s", f"{_range(timing.lag_1)}, the faster side idle {timing.idle_share:.0%}"
 
@@ -91,7 +91,7 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
 def _fullest(plan: RunPlan, phase: Phase, *, is_training: bool) -> str:
     devices = [d for d in plan.memory.devices if d.phase is phase and (d.pp_rank is not None) is is_training]
     worst: DeviceMemory = max(devices, key=lambda device: device.total)
-    where = f" ({worst.device})" if is_training else ""
+    where = f" (stage {worst.pp_rank})" if is_training else ""
     return f"{binary(worst.total)}{where}, {worst.verdict.value}"
 
 

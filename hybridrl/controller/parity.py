@@ -114,8 +114,7 @@ def _free_bytes() -> int:
 
 def _token_ids(config: ExperimentConfig, spec: ModelSpec, num_tokens: int) -> list[int]:
     """Draw tokens; as many as model, sampler and micro-batches take."""
-    # vLLM wants room for one token more.
-    size = min(num_tokens, spec.max_positions - 1, config.rollout.max_model_tokens)
+    size = min(num_tokens, spec.max_positions, config.rollout.max_model_tokens)
     drawn: list[int] = np.random.default_rng(config.seed).integers(0, spec.vocab_size, size).tolist()
     return drawn
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
 from hybridrl.config.dump import resolved_yaml
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.controller.evaluation import Evaluator
+from hybridrl.controller.model_reward import ModelScorer
 from hybridrl.controller.parity import require_parity
 from hybridrl.controller.startup import start_actor, start_roles
 from hybridrl.controller.supervised import train_supervised
@@ -24,6 +25,7 @@ from hybridrl.data.demonstrations import open_demonstrations
 from hybridrl.data.tokenizer import load_tokenizer
 from hybridrl.errors import ConfigError
 from hybridrl.layout.parallel import parallel_sizes
+from hybridrl.layout.roles import PlacedRole, by_pool, megatron_roles
 from hybridrl.observability.recorder import RunRecorder
 from hybridrl.observability.report import Decode
 from hybridrl.rewards.score import make_scorer
@@ -50,24 +52,29 @@ def train(config: ExperimentConfig) -> int:
         if config.trainer.parity_check:
             require_parity(config, recorder.run_dir, recorder.status)
         with (
-            contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts)) as scorer,
+            contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts)) as parts,
             start_roles(config, recorder.run_dir, dataset.train.first.token_ids) as roles,
         ):
+            model = roles.models.reward_model
+            scorer = ModelScorer(parts, model, config.reward) if model else parts
             trainer = Trainer(
                 config.trainer,
                 config.algorithm,
-                actor=roles.actor,
+                actor=roles.models.actor,
                 rollout=roles.rollout,
                 weight_sync=roles.weight_sync,
                 prompts=dataset.train,
                 scorer=scorer,
                 evaluator=Evaluator(roles.rollout, scorer, dataset.evaluation, config.data.eval_samples_per_prompt),
                 recorder=recorder,
+                reference=roles.models.reference,
+                critic=roles.models.critic,
+                critic_warmup_steps=config.critic.warmup_steps,
             )
             result = trainer.run()
             if config.trainer.save_hf_at_end:
                 recorder.status("writing the trained policy")
-                wait_for(roles.actor.save_checkpoint((recorder.run_dir / _HF_FOLDER).absolute()))
+                wait_for(roles.models.actor.save_checkpoint((recorder.run_dir / _HF_FOLDER).absolute()))
         return _summary(result)
 
     return _recorded(config, config.trainer.num_steps, _what_starts(config), run, tokenizer.decode)
@@ -95,7 +102,9 @@ def sft(config: ExperimentConfig) -> int:
             wait_for(actor.save_checkpoint(output.absolute()))
         return f"checkpoint: {output}"
 
-    return _recorded(config, config.sft.num_steps, f"starting {_ranks(config)}", run, tokenizer.decode)
+    return _recorded(
+        config, config.sft.num_steps, f"starting {_ranks(megatron_roles(config)[:1])}", run, tokenizer.decode
+    )
 
 
 def _recorded(
@@ -137,15 +146,15 @@ def _summary(result: TrainResult) -> str:
     return f"eval/accuracy {result.last_accuracy:.3f} (was {result.first_accuracy:.3f})"
 
 
-def _ranks(config: ExperimentConfig) -> str:
-    parallel = config.actor.parallel
-    sizes = parallel_sizes(parallel)
-    return (
-        f"{sizes.world_size} Megatron ranks (tp {sizes.tp}, pp {sizes.pp}, ep {sizes.ep}, etp {sizes.etp}, "
-        f"cp {sizes.cp}, dp {sizes.dp})"
-    )
-
-
 def _what_starts(config: ExperimentConfig) -> str:
     rollout = config.rollout
-    return f"starting {_ranks(config)} and {rollout.num_replicas} vLLM replicas (tp {rollout.tp_size})"
+    ranks = " and ".join(_ranks(members) for members in by_pool(megatron_roles(config)).values())
+    return f"starting {ranks} and {rollout.num_replicas} vLLM replicas (tp {rollout.tp_size})"
+
+
+def _ranks(members: Sequence[PlacedRole]) -> str:
+    sizes = parallel_sizes(members[0].parallel)
+    return (
+        f"{sizes.world_size} Megatron ranks for {', '.join(member.role.value for member in members)} (tp {sizes.tp}, pp {sizes.pp}, "
+        f"ep {sizes.ep}, etp {sizes.etp}, cp {sizes.cp}, dp {sizes.dp})"
+    )

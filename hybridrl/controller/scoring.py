@@ -94,9 +94,9 @@ def _vllm(config: ExperimentConfig, token_ids: list[int]) -> Floats:
     from hybridrl.engines.vllm.settings import environment
 
     os.environ.update(environment(config.platform, RolloutConfig(kv_cache_gib=1), None))
-    from hybridrl.engines.vllm.logits import prompt_logits
+    from hybridrl.engines.vllm.logits import sequence_logits
 
-    logits: Floats = prompt_logits(Path(config.model.path), token_ids).numpy()
+    logits: Floats = sequence_logits(Path(config.model.path), token_ids, len(token_ids) // 2, config.platform).numpy()
     return logits
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridrl.config.schema import ExperimentConfig, Recompute
+from hybridrl.config.schema import ExperimentConfig, ParallelConfig, Recompute
 from hybridrl.layout.megatron import MegatronLayout
 from hybridrl.layout.model import DecoderLayer, GqaAttention, MlaAttention, MoeMlp
 from hybridrl.planning.parameters import StageParameters
@@ -101,10 +101,13 @@ class StageActivations:
 
 
 def stage_activations(
-    config: ExperimentConfig, layout: MegatronLayout, stage: StageParameters, work: Workload
+    config: ExperimentConfig, parallel: ParallelConfig, layout: MegatronLayout, stage: StageParameters, work: Workload
 ) -> StageActivations:
-    """Return the activations of a stage at the largest micro-batch."""
-    parallel = config.actor.parallel
+    """Return the activations of a stage at the largest micro-batch.
+
+    Args:
+        parallel: Of the role.
+    """
     tokens = work.micro_batch_tokens / parallel.cp_size
     is_cut = parallel.sequence_parallel and parallel.tp_size > 1
     layers = [
@@ -121,7 +124,8 @@ def stage_activations(
     is_full = config.actor.recompute is Recompute.FULL
     per_pass = tokens * sum(layer.input if is_full else layer.kept for layer in layers) / len(stage.chunks)
     passes = chunks_in_flight(stage.pp_rank, parallel.pp_size, len(stage.chunks), work.num_micro_batches)
-    logits = tokens * layout.padded_vocab_size / parallel.tp_size if stage.has_output else 0
+    has_logits = stage.has_output and layout.spec.value_head is None
+    logits = tokens * layout.padded_vocab_size / parallel.tp_size if has_logits else 0
     has_entropy = config.algorithm.policy_loss.entropy_coef > 0
     width = layout.dtype.itemsize
     return StageActivations(

@@ -13,11 +13,10 @@ from hybridrl.errors import LayoutError
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import alignment
 from hybridrl.planning.cluster import Cluster
-from hybridrl.planning.layouts import are_devices_shared
 from hybridrl.planning.memory import TIGHT_SHARE, DeviceMemory, Verdict
-from hybridrl.planning.run_plan import MemoryPlan, RunPlan, count_devices, plan_memory
+from hybridrl.planning.pools import count_devices, pool_of_rollout
+from hybridrl.planning.run_plan import MemoryPlan, RunPlan, plan_memory
 from hybridrl.planning.units import binary
-from hybridrl.planning.workload import workload
 
 _MOST_CHANGES = 3
 
@@ -75,7 +74,7 @@ def _problem(config: ExperimentConfig, memory: MemoryPlan, cluster: Cluster) -> 
     replica, needed = memory.replica, config.rollout.max_model_tokens
     if replica.kv_tokens < needed:
         return (
-            f"rollout worker, rollout: the KV cache holds {replica.kv_tokens} tokens, fewer than one sample of "
+            f"{config.placement.rollout}, rollout worker, rollout: the KV cache holds {replica.kv_tokens} tokens, fewer than one sample of "
             f"{needed} (rollout.max_model_tokens); of vLLM's {binary(replica.pool_bytes)} its weights take "
             f"{binary(replica.weight_bytes)}"
         )
@@ -96,7 +95,7 @@ def fullest(memory: MemoryPlan) -> DeviceMemory:
 def _try(settings: str, changed: ExperimentConfig, spec: ModelSpec, plan: RunPlan) -> Change | None:
     """Return a change with what it leads to; None when it does not help."""
     try:
-        memory = plan_memory(changed, spec, plan.cluster, workload(changed), plan.sync.price.staging_bytes)
+        memory = plan_memory(changed, spec, plan.cluster, plan.sync.price.staging_bytes)
     except LayoutError:
         return None
     worst = fullest(memory)
@@ -135,7 +134,9 @@ def _room(plan: RunPlan) -> tuple[str, ...]:
     rest = fullest(plan.memory).total - plan.memory.replica.pool_bytes
     percent = int(100 * (TIGHT_SHARE - rest / plan.cluster.memory_bytes))
     return (
-        (f"rollout.gpu_memory_fraction={percent / 100:g}",) if are_devices_shared(plan.config) and percent > 0 else ()
+        (f"rollout.gpu_memory_fraction={percent / 100:g}",)
+        if pool_of_rollout(plan.config).is_shared and percent > 0
+        else ()
     )
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from hybridrl.config.schema import ExperimentConfig
+from hybridrl.config.schema import ExperimentConfig, ParallelConfig
 from hybridrl.layout.mlp import ExpertStorage
 from hybridrl.layout.model import DecoderLayer, ModelSpec, MoeMlp
 from hybridrl.layout.shard import CanonicalTensor
@@ -36,22 +36,22 @@ class ExpertBundles(MoeMlp):
             yield replace(tensor, shape=(self.bundle * tensor.shape[0], *tensor.shape[1:]))
 
 
-def largest_bundle(config: ExperimentConfig, spec: ModelSpec) -> int:
+def largest_bundle(parallel: ParallelConfig, spec: ModelSpec) -> int:
     """Return how many experts every rank holds together; 1 where they are stacked, or so small that alignment pads each."""
     experts = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeMlp)]
     if not experts or experts[0].storage is ExpertStorage.STACKED:
         return 1
-    sizes = (mlp.hidden_size * mlp.intermediate_size // config.actor.parallel.etp_size for mlp in experts)
+    sizes = (mlp.hidden_size * mlp.intermediate_size // parallel.etp_size for mlp in experts)
     if any(size % PARAMETER_MULTIPLE for size in sizes):
         return 1
-    return math.gcd(*(mlp.num_experts for mlp in experts)) // config.actor.parallel.ep_size
+    return math.gcd(*(mlp.num_experts for mlp in experts)) // parallel.ep_size
 
 
 def smallest_bundle(config: ExperimentConfig, spec: ModelSpec) -> int:
     """Return how many experts to plan as one in a weight sync: as few as keep its plan small."""
     num_experts = sum(layer.mlp.num_experts for layer in spec.layers if isinstance(layer.mlp, MoeMlp))
     num_moves = 3 * config.rollout.num_replicas * config.rollout.tp_size * num_experts
-    largest = largest_bundle(config, spec)
+    largest = largest_bundle(config.actor.parallel, spec)
     fitting = (size for size in range(1, largest) if largest % size == 0 and num_moves / size <= _MOST_MOVES)
     return next(fitting, largest)
 

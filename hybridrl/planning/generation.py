@@ -81,7 +81,7 @@ def plan_replica(
         module = name.rpartition(".")[0]
         modules[module] = modules.get(module, 0) + tensor.dtype.itemsize * math.prod(tensor.shape)
     room = kv // (per_token * (work.prompt_tokens + work.response_tokens // 2))
-    share = -(-work.num_samples // rollout.num_replicas)
+    share = -(-work.num_generated // rollout.num_replicas)
     running = min(share, rollout.max_running_samples, room)
     return Replica(weights, pool, activation, runtime, kv, per_token, max(modules.values()), running)
 

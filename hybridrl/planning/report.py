@@ -9,7 +9,8 @@ from rich.table import Table
 
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.planning.advice import fullest
-from hybridrl.planning.memory import DeviceMemory, Phase
+from hybridrl.planning.memory import DeviceMemory, Phase, RoleMemory
+from hybridrl.planning.pools import run_pools
 from hybridrl.planning.run_plan import RunPlan
 from hybridrl.planning.timing import Seconds
 from hybridrl.planning.units import binary, decimal
@@ -40,7 +41,7 @@ def _overview(plan: RunPlan) -> Table:
     sizes = parallel_sizes(parallel)
     table = _table(f"{plan.config.name} on {plan.cluster.name}", "", "")
     table.add_row("model", f"{plan.num_parameters:,} parameters, {plan.num_active_parameters:,} per token")
-    table.add_row("devices", f"{plan.num_devices} on {plan.num_nodes} node(s), {plan.config.placement.value}")
+    table.add_row("devices", f"{plan.num_devices} on {plan.num_nodes} node(s): {', '.join(_pools(plan))}")
     degrees = f"tp {sizes.tp} x pp {sizes.pp} x cp {sizes.cp} x dp {sizes.dp}, experts ep {sizes.ep} x etp {sizes.etp}"
     table.add_row("actor", f"{sizes.world_size} ranks: {degrees} x edp {sizes.edp}, vpp {parallel.vpp_size}")
     table.add_row("rollout", f"{rollout.num_replicas} replicas of {rollout.tp_size} worker(s)")
@@ -57,9 +58,15 @@ def _overview(plan: RunPlan) -> Table:
     return table
 
 
+def _pools(plan: RunPlan) -> Iterator[str]:
+    for pool in run_pools(plan.config):
+        roles = [placed.role.value for placed in pool.roles] + (["rollout"] if pool.num_workers else [])
+        yield f"{pool.num_devices} in {pool.name} ({', '.join(roles)})"
+
+
 def _stage_table(plan: RunPlan) -> Table:
     columns = ("layers", "dense", "experts", "weights", "gradients", "optimizer", "in flight", "logits")
-    table = _table("A training rank of each pipeline stage (parameters in millions)", "stage", *columns)
+    table = _table("A rank of the actor in each pipeline stage (parameters in millions)", "stage", *columns)
     for stage in plan.memory.stages:
         own, static, activations = stage.parameters, stage.static, stage.activations
         counts = (str(own.num_layers), *(f"{count / 1e6:,.1f}" for count in (own.num_dense, own.num_expert)))
@@ -87,9 +94,9 @@ def _device_table(plan: RunPlan) -> Table:
 
 
 def _fullest_per_phase(plan: RunPlan) -> list[DeviceMemory]:
-    worst: dict[tuple[Phase, bool], DeviceMemory] = {}
+    worst: dict[tuple[Phase, str, bool], DeviceMemory] = {}
     for device in plan.memory.devices:
-        key = (device.phase, device.pp_rank is None)
+        key = (device.phase, device.pool, device.pp_rank is None)
         if key not in worst or device.total > worst[key].total:
             worst[key] = device
     return sorted(worst.values(), key=lambda device: list(Phase).index(device.phase))
@@ -118,14 +125,10 @@ def _timing_table(plan: RunPlan) -> Table:
         f"token, bound by {decode.bound}: {decimal(decode.read_bytes)} read"
     )
     per_token = f"{timing.training_flops_per_token / 1e9:,.3f} GFLOP per token, {shares}"
-    for name, seconds, reason in (
-        ("rollout", timing.rollout, why),
-        ("old log-probs", timing.old_logprobs, f"{timing.forward_flops_per_token / 1e9:,.3f} GFLOP per token"),
-        ("reference log-probs", timing.ref_logprobs, "none is used" if not timing.ref_logprobs.high else "as above"),
-        ("update", timing.update, per_token),
-        ("weight sync", timing.weight_sync, "busiest port, without waiting and with"),
-    ):
-        table.add_row(name, _range(seconds), reason)
+    table.add_row("rollout", _range(timing.rollout), why)
+    for name, seconds in timing.passes.items():
+        table.add_row(name, _range(seconds), per_token if name == "update" else "")
+    table.add_row("weight sync", _range(timing.weight_sync), "busiest port, without waiting and with")
     table.add_section()
     table.add_row("max_policy_lag 0", _range(timing.lag_0), "one phase after the other")
     if timing.lag_1 is None:
@@ -153,16 +156,7 @@ def plan_json(plan: RunPlan, needs: tuple[str, ...]) -> dict[str, object]:
         "num_parameters": plan.num_parameters,
         "num_active_parameters": plan.num_active_parameters,
         "workload": asdict(plan.work) | {"tokens_per_step": plan.work.tokens_per_step},
-        "stages": [
-            {
-                "num_layers": stage.parameters.num_layers,
-                "num_dense_parameters": stage.parameters.num_dense,
-                "num_expert_parameters": stage.parameters.num_expert,
-                "static_bytes": asdict(stage.static),
-                "activation_bytes": asdict(stage.activations),
-            }
-            for stage in memory.stages
-        ],
+        "roles": {role.value: _role_json(memory) for role, memory in memory.roles.items()},
         "replica": asdict(memory.replica),
         "devices": [
             {"device": d.device, "phase": d.phase.value, "bytes": d.total, "verdict": d.verdict.value, "parts": d.parts}
@@ -184,6 +178,19 @@ def plan_json(plan: RunPlan, needs: tuple[str, ...]) -> dict[str, object]:
         },
         "timing": asdict(timing) | {"lag_0": asdict(timing.lag_0)},
     }
+
+
+def _role_json(memory: RoleMemory) -> list[dict[str, object]]:
+    return [
+        {
+            "num_layers": stage.parameters.num_layers,
+            "num_dense_parameters": stage.parameters.num_dense,
+            "num_expert_parameters": stage.parameters.num_expert,
+            "static_bytes": asdict(stage.static),
+            "activation_bytes": asdict(stage.activations),
+        }
+        for stage in memory.stages
+    ]
 
 
 def _range(seconds: Seconds) -> str:

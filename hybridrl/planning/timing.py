@@ -1,11 +1,11 @@
 """How long the phases of a step take, between a pessimistic and an optimistic figure, and what policy lag makes of them.
 
-    update       tokens F (4/3 with full recomputation) / (ranks peak MFU) / (1 - bubble)
-    log-probs    a third of F per token
+    update       tokens F (4/3 with full recomputation) / (ranks peak MFU) / (1 - bubble), of actor and critic
+    forward      a third of F per token: log-probs, values, rewards of a model
     rollout      decoding on the roofline (``generation.py``): full waves of running samples, at least the longest one alone
     bubble       (p - 1) / (v m + p - 1), for m micro-batches on p stages of v chunks
 
-Lag 0 takes the sum of the phases. Lag 1 on devices of their own takes the longer of rollout and training, and the weight sync. Rewards,
+Lag 0 takes the sum of the phases. Lag 1 on devices of their own takes the longer of rollout and training, and the weight sync. Other rewards,
 evaluations, checkpoints and the exchange of tokens between experts are not in it.
 
 Source: Narayanan et al., arXiv 2104.04473 (bubble).
@@ -13,17 +13,19 @@ Source: Narayanan et al., arXiv 2104.04473 (bubble).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hybridrl.config.schema import ExperimentConfig, OldPolicy, Recompute
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import parallel_sizes
+from hybridrl.layout.roles import ModelRole, PlacedRole, megatron_roles
 from hybridrl.planning.cluster import Cluster
 from hybridrl.planning.flops import forward_flops, training_flops
 from hybridrl.planning.generation import DecodeStep, Replica, decode_step
-from hybridrl.planning.layouts import are_devices_shared
+from hybridrl.planning.pools import pool_of_rollout
 from hybridrl.planning.weight_sync import SyncEstimate
-from hybridrl.planning.workload import Workload
+from hybridrl.planning.workload import Workload, workload
 
 # Share of the peak that training of large mixtures reaches in published pre-training runs, bfloat16; half of it pessimistically.
 MFU_BAND = (0.15, 0.30)
@@ -48,9 +50,10 @@ class StepTiming:
     """The phases of a step.
 
     Attributes:
-        mfu: Expected share of the peak in training, bubble left out.
-        bubble: Share of training in which a stage waits.
+        mfu: Expected share of the peak in training the actor, bubble left out.
+        bubble: Share of its training in which a stage waits.
         decode: A decoding step at the average context, with all samples running.
+        passes: What Megatron's models compute, by name.
         lag_1: Step with rollouts one step ahead; None where devices are shared, since both would contend for them.
         idle_share: Of the pool that waits for the other, with lag 1 at the pessimistic figures.
     """
@@ -61,17 +64,15 @@ class StepTiming:
     bubble: float
     decode: DecodeStep
     rollout: Seconds
-    old_logprobs: Seconds
-    ref_logprobs: Seconds
-    update: Seconds
+    passes: Mapping[str, Seconds]
     weight_sync: Seconds
     lag_1: Seconds | None
     idle_share: float | None
 
     @property
     def training(self) -> Seconds:
-        """What the training ranks compute in a step."""
-        return self.old_logprobs + self.ref_logprobs + self.update
+        """What Megatron's models compute in a step."""
+        return sum(self.passes.values(), Seconds(0.0, 0.0))
 
     @property
     def lag_0(self) -> Seconds:
@@ -80,33 +81,72 @@ class StepTiming:
 
 
 def step_timing(
-    config: ExperimentConfig, spec: ModelSpec, cluster: Cluster, work: Workload, replica: Replica, sync: SyncEstimate
+    config: ExperimentConfig,
+    specs: Mapping[ModelRole, ModelSpec],
+    cluster: Cluster,
+    replica: Replica,
+    sync: SyncEstimate,
 ) -> StepTiming:
-    """Return the phases of a step."""
-    parallel, algorithm = config.actor.parallel, config.algorithm
-    flops = training_flops(spec, work.sample_tokens)
-    saturation = min(1.0, work.mean_micro_batch_tokens / parallel.cp_size / _SATURATION_TOKENS)
-    mfu = Seconds(MFU_BAND[0] * saturation, MFU_BAND[1] * saturation)
-    waits = parallel.pp_size - 1
-    bubble = waits / (parallel.vpp_size * work.num_micro_batches + waits)
-    forward = forward_flops(spec, work.sample_tokens)
-    rate = parallel_sizes(parallel).world_size * cluster.peak_tflops * 1e12 * (1 - bubble) / work.tokens_per_step
+    """Return the phases of a step.
 
-    def passes(units: float) -> Seconds:
-        return Seconds(units * forward / (rate * mfu.high), units * forward / (rate * mfu.low))
-
-    none = Seconds(0.0, 0.0)
-    is_bypassed = algorithm.rollout_correction.old_policy is OldPolicy.BYPASS
+    Args:
+        specs: Of every Megatron role.
+    """
+    spec, work = specs[ModelRole.ACTOR], workload(config)
+    rates = {placed.role: _rate(config, placed, specs[placed.role], cluster) for placed in megatron_roles(config)}
+    actor = rates[ModelRole.ACTOR]
+    passes = {name: rates[role].passes(units) for role, name, units in _computed(config) if role in rates}
     decode, rollout = _rollout(config, spec, cluster, work, replica)
-    old, ref = (none if is_bypassed else passes(1)), (passes(1) if algorithm.needs_reference else none)
-    update = passes(_RECOMPUTED_UNITS[config.actor.recompute])
     moved = Seconds(sync.price.lower_bound_seconds, sync.price.seconds)
     lag_1 = idle = None
-    if not are_devices_shared(config):
-        training = old + ref + update
+    if not pool_of_rollout(config).is_shared:
+        training = sum(passes.values(), Seconds(0.0, 0.0))
         lag_1 = Seconds(max(rollout.low, training.low), max(rollout.high, training.high)) + moved
         idle = abs(rollout.high - training.high) / max(rollout.high, training.high)
-    return StepTiming(flops, forward, mfu, bubble, decode, rollout, old, ref, update, moved, lag_1, idle)
+    forward, training_per_token = forward_flops(spec, work.sample_tokens), training_flops(spec, work.sample_tokens)
+    return StepTiming(training_per_token, forward, actor.mfu, actor.bubble, decode, rollout, passes, moved, lag_1, idle)
+
+
+def _computed(config: ExperimentConfig) -> Iterator[tuple[ModelRole, str, int]]:
+    """Yield what is computed in a step: role, name, and how many forward passes it costs."""
+    update = _RECOMPUTED_UNITS[config.actor.recompute]
+    yield ModelRole.REWARD_MODEL, "rewards", 1
+    if config.algorithm.rollout_correction.old_policy is not OldPolicy.BYPASS:
+        yield ModelRole.ACTOR, "old log-probs", 1
+    yield ModelRole.REFERENCE, "reference log-probs", 1
+    yield ModelRole.CRITIC, "values", 1
+    yield ModelRole.CRITIC, "critic update", update
+    yield ModelRole.ACTOR, "update", update
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """How fast the ranks of a role are.
+
+    Attributes:
+        forward_seconds: Of a forward pass over all tokens of a step, at the whole peak and without bubble.
+    """
+
+    mfu: Seconds
+    bubble: float
+    forward_seconds: float
+
+    def passes(self, units: int) -> Seconds:
+        """Return the seconds of so many forward passes."""
+        ideal = units * self.forward_seconds / (1 - self.bubble)
+        return Seconds(ideal / self.mfu.high, ideal / self.mfu.low)
+
+
+def _rate(config: ExperimentConfig, placed: PlacedRole, spec: ModelSpec, cluster: Cluster) -> _Rate:
+    parallel, work = placed.parallel, workload(config, placed)
+    saturation = min(1.0, work.mean_micro_batch_tokens / parallel.cp_size / _SATURATION_TOKENS)
+    waits = parallel.pp_size - 1
+    peak = parallel_sizes(parallel).world_size * cluster.peak_tflops * 1e12
+    return _Rate(
+        Seconds(MFU_BAND[0] * saturation, MFU_BAND[1] * saturation),
+        waits / (parallel.vpp_size * work.num_micro_batches + waits),
+        work.tokens_per_step * forward_flops(spec, work.sample_tokens) / peak,
+    )
 
 
 def _rollout(
@@ -116,7 +156,7 @@ def _rollout(
     running = max(1, replica.running_samples)
     context = work.prompt_tokens + work.response_tokens // 2
     decode = decode_step(config, spec, cluster, running, context)
-    share = -(-work.num_samples // config.rollout.num_replicas)
+    share = -(-work.num_generated // config.rollout.num_replicas)
     num_steps = max(share / running, 1.0) * work.response_tokens
     alone = decode_step(config, spec, cluster, 1, work.prompt_tokens + config.rollout.max_response_tokens // 2)
     peak = config.rollout.tp_size * cluster.peak_tflops * 1e12

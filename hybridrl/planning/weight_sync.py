@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from hybridrl.config.schema import ExperimentConfig, Platform, TransportName
 from hybridrl.layout.model import ModelSpec
+from hybridrl.layout.roles import megatron_roles
 from hybridrl.layout.shard import Place
 from hybridrl.planning.cluster import Cluster
-from hybridrl.planning.layouts import are_devices_shared, generation_layout, training_layout
+from hybridrl.planning.layouts import generation_layout, role_layout
+from hybridrl.planning.pools import pool_of_actor, pool_of_rollout
 from hybridrl.reshard.bound import lower_bound_bytes
 from hybridrl.reshard.planner import Planner
 from hybridrl.reshard.pricing import PlanPrice, price_plan
@@ -52,10 +54,13 @@ def plan_weight_sync(config: ExperimentConfig, spec: ModelSpec, cluster: Cluster
 
 
 def _tables(config: ExperimentConfig, spec: ModelSpec, cluster: Cluster) -> tuple[list[ShardTable], list[ShardTable]]:
-    training, per_node = training_layout(config, spec), cluster.devices_per_node
-    first = 0 if are_devices_shared(config) else training.sizes.world_size
-    replicas = vllm_world(generation_layout(config, spec), config.rollout.num_replicas, Devices(per_node, first))
-    return shard_tables(megatron_world(training, Devices(per_node))), shard_tables(replicas)
+    actor, per_node = megatron_roles(config)[0], cluster.devices_per_node
+    ranks = Devices(per_node, pool_of_actor(config).first)
+    workers = Devices(per_node, pool_of_rollout(config).first_worker)
+    return (
+        shard_tables(megatron_world(role_layout(config, actor, spec), ranks)),
+        shard_tables(vllm_world(generation_layout(config, spec), config.rollout.num_replicas, workers)),
+    )
 
 
 def _transport(sources: list[Place], destinations: list[Place], config: ExperimentConfig) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.layout.parallel import alignment
+from hybridrl.layout.roles import PlacedRole, megatron_roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,8 @@ class Workload:
     samples, 102,400 tokens per rank and update, hence 13 micro-batches of at most 8192 tokens.
 
     Attributes:
+        num_samples: That are trained on.
+        num_generated: Greedy baselines included.
         prompt_tokens: Average; `response_tokens` likewise.
         micro_batch_tokens: Most tokens of a micro-batch, over the context-parallel ranks together.
         num_micro_batches: Of each data-parallel rank in an update, if all samples are average.
@@ -23,6 +26,7 @@ class Workload:
 
     num_prompts: int
     num_samples: int
+    num_generated: int
     num_updates: int
     prompt_tokens: int
     response_tokens: int
@@ -46,19 +50,25 @@ class Workload:
         return self.samples_per_rank * self.sample_tokens / self.num_micro_batches
 
 
-def workload(config: ExperimentConfig) -> Workload:
-    """Return the work of a step under the averages that the configuration assumes."""
-    algorithm, plan, parallel = config.algorithm, config.plan, config.actor.parallel
+def workload(config: ExperimentConfig, placed: PlacedRole | None = None) -> Workload:
+    """Return the work of a step under the averages that the configuration assumes.
+
+    Args:
+        placed: Whose ranks share it; the actor where it is None.
+    """
+    algorithm, plan = config.algorithm, config.plan
+    role = placed or megatron_roles(config)[0]
+    parallel, budget = role.parallel, role.micro_batch.tokens
     num_samples = algorithm.prompts_per_step * algorithm.samples_per_prompt
     prompt = plan.mean_prompt_tokens or max(1, config.data.max_prompt_tokens // 2)
     response = plan.mean_response_tokens or max(1, config.rollout.max_response_tokens // 2)
     per_rank = num_samples / algorithm.mini_batches_per_step / parallel.dp_size
-    budget = config.actor.micro_batch.tokens
     fewest = max(1, -(-int(per_rank * (prompt + response)) // budget))
     multiple = parallel.pp_size if parallel.vpp_size > 1 else 1
     return Workload(
         num_prompts=algorithm.prompts_per_step,
         num_samples=num_samples,
+        num_generated=num_samples + (algorithm.prompts_per_step if algorithm.needs_greedy else 0),
         num_updates=algorithm.mini_batches_per_step,
         prompt_tokens=prompt,
         response_tokens=response,

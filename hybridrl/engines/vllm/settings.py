@@ -12,6 +12,7 @@ from pathlib import Path
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from hybridrl.config.schema import Platform, RolloutConfig
+from hybridrl.engines.vllm.rotary import rotary_arguments
 from hybridrl.errors import EngineError
 
 _WORKER_EXTENSION = "hybridrl.engines.vllm.worker.WorkerExtension"
@@ -73,7 +74,7 @@ def engine_arguments(
     }
     if records_routing and platform is Platform.CUDA:
         arguments["enable_return_routed_experts"] = True
-    return AsyncEngineArgs(**(arguments | _placement(platform, config)))
+    return AsyncEngineArgs(**(arguments | _placement(platform, config) | rotary_arguments(folder, platform)))
 
 
 def _placement(platform: Platform, config: RolloutConfig) -> dict[str, object]:
