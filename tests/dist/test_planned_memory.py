@@ -7,7 +7,8 @@ import pytest
 from hybridrl.config.schema import ActorConfig, ExperimentConfig, ModelConfig, ParallelConfig, Platform, Precision
 from hybridrl.layout.families import model_spec
 from hybridrl.layout.parallel import parallel_sizes
-from hybridrl.planning.layouts import training_layout
+from hybridrl.layout.roles import megatron_roles
+from hybridrl.planning.layouts import role_layout
 from hybridrl.planning.memory import static_memory
 from hybridrl.planning.parameters import stage_parameters
 from tests.dist.allocations import allocated_after_update
@@ -33,7 +34,8 @@ def test_weights_gradients_and_optimizer_state_take_what_the_plan_says(model, pa
     config = ExperimentConfig(
         platform=Platform.CPU, model=ModelConfig(precision=precision), actor=ActorConfig(parallel=parallel)
     )
-    stages = [static_memory(stage, has_reference=False) for stage in stage_parameters(training_layout(config, spec))]
+    layout = role_layout(config, megatron_roles(config)[0], spec)
+    stages = [static_memory(stage, is_trained=True) for stage in stage_parameters(layout)]
     setup = Setup(model, random_weights(spec), parallel, SHOW_GRADIENT, precision)
     world_size = parallel_sizes(parallel).world_size
     found = run_ranks(allocated_after_update, world_size, setup, ragged_batch(8, spec.vocab_size))

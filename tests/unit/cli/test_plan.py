@@ -39,7 +39,7 @@ def test_tables_show_stages_phases_the_sync_and_the_step(capsys):
     out = capsys.readouterr().out
     for part in (
         "30,532,122,624 parameters",
-        "16 on 2 node(s), split",
+        "16 on 2 node(s): 8 in train (actor), 8 in rollout (rollout)",
         "64 prompts x 16 = 1024 samples",
         "rollout worker",
         "Weight sync (nccl)",
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_named_with_a_change_that_does(capsys):
     plan = plan_json(capsys, str(SMALL), H100, exit_code=1)
     shortfall = str(plan["shortfall"])
     assert shortfall.startswith(
-        "stage 0, update: needs 86.03 GiB of 79.1 GiB; the largest part is optimizer, 42.67 GiB\n"
+        "train, stage 0, update: needs 86.03 GiB of 79.1 GiB; the largest part is optimizer, 42.67 GiB\n"
     )
     page = (CONFIGS.parent / "docs" / "planning.md").read_text()
     assert all(line in page for line in shortfall.splitlines())
@@ -93,25 +93,25 @@ def test_what_does_not_fit_is_named_with_a_change_that_does(capsys):
         # Long micro-batches without recomputation: activations.
         (
             ("actor.recompute=none", "actor.micro_batch.tokens=36864"),
-            r"stage 0, update: needs .* the largest part is activations",
+            r"train, stage 0, update: needs .* the largest part is activations",
             "try actor.recompute=full",
         ),
         # A long micro-batch on one tensor-parallel rank: logits.
         (
             ("actor.micro_batch.tokens=73728", "actor.parallel.tp_size=1", "actor.parallel.dp_size=8"),
-            r"stage 0, (update|log-probs): needs .* the largest part is logits",
+            r"train, stage 0, (update|log-probs): needs .* the largest part is logits",
             "try actor.micro_batch.tokens=9216",
         ),
         # Weights that leave no room for a sample.
         (
             ("rollout.gpu_memory_fraction=0.23",),
-            r"rollout worker, rollout: the KV cache holds \d+ tokens, fewer than one sample of 9216",
+            r"rollout, rollout worker, rollout: the KV cache holds \d+ tokens, fewer than one sample of 9216",
             "try rollout.tp_size=4 rollout.num_replicas=2",
         ),
         # Both roles on the same devices.
         (
-            ("placement=colocated", "rollout.num_replicas=8", "rollout.tp_size=1"),
-            r"stage 0, update: needs .* the largest part is KV cache",
+            ("placement.rollout=train", "rollout.num_replicas=8", "rollout.tp_size=1"),
+            r"train, stage 0, update: needs .* the largest part is KV cache",
             "try rollout.tp_size=2 rollout.num_replicas=4 rollout.gpu_memory_fraction=0.33",
         ),
     ],

@@ -10,6 +10,7 @@ from hybridrl.layout.box import DType
 from hybridrl.layout.families import model_spec
 from hybridrl.layout.megatron import LayerSpec, MegatronLayout, PipelineLayout
 from hybridrl.layout.parallel import ParallelSizes
+from hybridrl.layout.roles import ModelRole
 from hybridrl.planning.memory import Phase, StaticMemory, Verdict, optimizer_bytes, static_memory
 from hybridrl.planning.parameters import ParameterBuffer, StageParameters, stage_parameters
 from tests.unit.planning.recipes import planned
@@ -23,10 +24,10 @@ def buffer(size: int, num_replicas: int, dtype: DType = DType.BFLOAT16, *, is_ex
 
 def test_a_parameter_takes_six_bytes_and_a_share_of_twelve():
     stage = StageParameters(0, (), (buffer(1280, 4), buffer(2560, 2, is_expert=True)), buffer_bytes=64)
-    assert static_memory(stage, has_reference=False) == StaticMemory(
-        weights=2 * 3840 + 64, gradients=4 * 3840, optimizer=12 * 1280 // 4 + 12 * 2560 // 2, reference=0
+    assert static_memory(stage, is_trained=True) == StaticMemory(
+        weights=2 * 3840 + 64, gradients=4 * 3840, optimizer=12 * 1280 // 4 + 12 * 2560 // 2
     )
-    assert static_memory(stage, has_reference=True).reference == 2 * 3840 + 64
+    assert static_memory(stage, is_trained=False) == StaticMemory(2 * 3840 + 64, 0, 0)
 
 
 def test_a_float32_parameter_is_its_own_master_copy():
@@ -75,7 +76,7 @@ def test_static_memory_is_the_measured_one_to_five_percent(name):
     layout = MegatronLayout(
         model_spec(config), sizes, DType.BFLOAT16, LayerSpec.TRANSFORMER_ENGINE, vocab_divisor=128, pipeline=pipeline
     )
-    predicted = static_memory(stage_parameters(layout)[-1], has_reference=False).total
+    predicted = static_memory(stage_parameters(layout)[-1], is_trained=True).total
     # With fused gradient accumulation, which those runs have and HybridRL turns off, Transformer Engine keeps a placeholder in
     # bfloat16 for the gradient of each shape of a layer's matrices (module/base.py, get_dummy_wgrad).
     first_layer = layer_matrices(layout)
@@ -106,7 +107,7 @@ def test_static_memory_of_a_dense_model_is_the_measured_one_to_one_percent():
     ends = {"vocabulary": 2 * 131_072 * hidden // tp, "positions": 8192 * hidden, "norm": 2 * hidden}
     size = 32 * sum(layer.values()) + sum(ends.values())
     stage = StageParameters(0, (), (buffer(size, num_replicas=2),), 0)
-    assert static_memory(stage, has_reference=False).total / 20_663_519_232 == pytest.approx(1, abs=0.01)
+    assert static_memory(stage, is_trained=True).total / 20_663_519_232 == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3"])
@@ -126,16 +127,15 @@ def test_all_ranks_together_hold_the_model_as_often_as_it_is_replicated(name):
 
 def test_devices_of_their_own_hold_one_role_and_shared_ones_both():
     split = planned("qwen3-30b-a3b").memory
-    roles = {device.device for device in split.devices}
-    assert roles == {"stage 0", "rollout worker"}
+    assert {device.device for device in split.devices} == {"train, stage 0", "rollout, rollout worker"}
     overrides = (
-        "placement=colocated",
+        "placement.rollout=train",
         "rollout.num_replicas=8",
         "rollout.tp_size=1",
         "rollout.gpu_memory_fraction=0.5",
     )
     shared = planned("qwen3-30b-a3b", *overrides).memory
-    assert {device.device for device in shared.devices} == {"stage 0"}
+    assert {device.device for device in shared.devices} == {"train, stage 0"}
     update = next(device for device in shared.devices if device.phase is Phase.UPDATE)
     assert update.parts["vLLM weights"] > 56 * GIB and update.parts["optimizer"] > 40 * GIB
 
@@ -147,12 +147,39 @@ def test_a_device_is_full_to_the_sum_of_its_parts():
         share = device.total / plan.cluster.memory_bytes
         expected = Verdict.FITS if share <= 0.95 else Verdict.TIGHT if share <= 1 else Verdict.DOES_NOT_FIT
         assert device.verdict is expected
-    worker = next(d for d in plan.memory.devices if d.device == "rollout worker" and d.phase is Phase.ROLLOUT)
+    worker = next(d for d in plan.memory.devices if d.pp_rank is None and d.phase is Phase.ROLLOUT)
     assert worker.total == math.floor(0.85 * plan.cluster.memory_bytes)
 
 
-def test_a_reference_takes_the_weights_once_more():
-    plan = planned("qwen3-30b-a3b", "algorithm.policy_loss.kl_coef=0.01")
-    (stage,) = plan.memory.stages
-    assert stage.static.reference == pytest.approx(stage.static.weights, rel=1e-4)
-    assert plan.timing.ref_logprobs == plan.timing.old_logprobs
+def test_roles_of_a_pool_add_their_state_and_take_turns_to_compute():
+    gae = ("algorithm.advantage.estimator=gae", "algorithm.policy_loss.kl_coef=0.01", "algorithm.samples_per_prompt=1")
+    plan = planned("qwen3-30b-a3b", *gae)
+    alone, roles = planned("qwen3-30b-a3b").memory.roles[ModelRole.ACTOR], plan.memory.roles
+    assert set(roles) == {ModelRole.ACTOR, ModelRole.REFERENCE, ModelRole.CRITIC}
+    (actor,), (reference,), (critic,) = (roles[role].stages for role in roles)
+    assert actor.static == alone.stages[0].static
+    assert reference.static == StaticMemory(actor.parameters.model_bytes, 0, 0)
+    # The critic is the policy with one row, and a bias, for its 75,968 rows of vocabulary.
+    assert actor.parameters.num_dense - critic.parameters.num_dense == 75_968 * 2048 - 2049
+    assert critic.static.optimizer == pytest.approx(
+        12 * (critic.parameters.num_dense / 4 + critic.parameters.num_expert), rel=1e-6
+    )
+    update = next(d for d in plan.memory.devices if d.phase is Phase.UPDATE)
+    assert update.parts["critic optimizer"] == critic.static.optimizer and "reference weights" in update.parts
+    assert update.parts["logits"] == actor.activations.loss and critic.activations.loss == 0
+
+
+def test_a_role_with_a_pool_of_its_own_has_devices_of_its_own():
+    gae = (
+        "algorithm.advantage.estimator=gae",
+        "placement.critic=critic",
+        "critic.parallel.tp_size=8",
+        "critic.parallel.dp_size=1",
+    )
+    plan = planned("qwen3-30b-a3b", *gae, "plan.num_nodes=3", "algorithm.samples_per_prompt=1")
+    assert plan.num_devices == 8 + 8 + 8
+    pools = {device.pool: device for device in plan.memory.devices if device.phase is Phase.UPDATE}
+    assert set(pools) == {"train", "critic"}
+    assert "critic weights" in pools["critic"].parts and "critic weights" not in pools["train"].parts
+    syncs = {device.pool for device in plan.memory.devices if "staging" in device.parts}
+    assert syncs == {"train", "rollout"}

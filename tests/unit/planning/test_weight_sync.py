@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hybridrl.config.schema import ExperimentConfig, ParallelConfig, Placement, Platform
+from hybridrl.config.schema import ExperimentConfig, ParallelConfig, PlacementConfig, Platform
 from hybridrl.layout.families import model_spec
+from hybridrl.layout.roles import megatron_roles
 from hybridrl.planning.bundles import ExpertBundles, bundled, largest_bundle, smallest_bundle
-from hybridrl.planning.layouts import training_layout
+from hybridrl.planning.layouts import role_layout
 from hybridrl.planning.parameters import stage_parameters
 from hybridrl.planning.weight_sync import plan_weight_sync
 from hybridrl.reshard.topology import LinkClass
@@ -15,7 +16,9 @@ from tests.unit.layout.models import FAMILIES
 from tests.unit.planning.recipes import RECIPES, cluster, planned, recipe
 
 
-def experiment(parallel: ParallelConfig, placement: Placement, num_replicas: int, tp_size: int) -> ExperimentConfig:
+def experiment(
+    parallel: ParallelConfig, placement: PlacementConfig, num_replicas: int, tp_size: int
+) -> ExperimentConfig:
     config = ExperimentConfig(platform=Platform.CUDA, placement=placement)
     config.actor.parallel = parallel
     config.rollout.num_replicas, config.rollout.tp_size = num_replicas, tp_size
@@ -23,12 +26,13 @@ def experiment(parallel: ParallelConfig, placement: Placement, num_replicas: int
     return config
 
 
+SPLIT, SHARED = PlacementConfig(rollout="rollout"), PlacementConfig()
 CASES = [
-    ("qwen3_moe", ParallelConfig(tp_size=2, pp_size=2, ep_size=2, dp_size=2), Placement.SPLIT, 4, 2),
-    ("qwen3_moe", ParallelConfig(tp_size=2, ep_size=2, dp_size=2), Placement.COLOCATED, 4, 1),
-    ("mixtral", ParallelConfig(tp_size=4, ep_size=2, etp_size=2), Placement.SPLIT, 1, 4),
-    ("deepseek_v3", ParallelConfig(pp_size=2, ep_size=2, dp_size=4), Placement.COLOCATED, 2, 2),
-    ("glm4_moe", ParallelConfig(ep_size=2, etp_size=2, dp_size=4), Placement.SPLIT, 2, 2),
+    ("qwen3_moe", ParallelConfig(tp_size=2, pp_size=2, ep_size=2, dp_size=2), SPLIT, 4, 2),
+    ("qwen3_moe", ParallelConfig(tp_size=2, ep_size=2, dp_size=2), SHARED, 4, 1),
+    ("mixtral", ParallelConfig(tp_size=4, ep_size=2, etp_size=2), SPLIT, 1, 4),
+    ("deepseek_v3", ParallelConfig(pp_size=2, ep_size=2, dp_size=4), SHARED, 2, 2),
+    ("glm4_moe", ParallelConfig(ep_size=2, etp_size=2, dp_size=4), SPLIT, 2, 2),
 ]
 
 
@@ -51,7 +55,9 @@ def test_bundles_change_no_byte_of_any_rank(family, parallel, placement, num_rep
 def test_bundles_change_no_parameter_of_any_stage(family, parallel, placement, num_replicas, tp_size):
     config = experiment(parallel, placement, num_replicas, tp_size)
     spec = model_spec(FAMILIES[family])
-    held = (stage_parameters(training_layout(config, model)) for model in (spec, bundled(spec, 2)))
+    held = (
+        stage_parameters(role_layout(config, megatron_roles(config)[0], model)) for model in (spec, bundled(spec, 2))
+    )
     for fine, coarse in zip(*held, strict=True):
         assert (fine.num_dense, fine.num_expert, fine.model_bytes) == (
             coarse.num_dense,
@@ -61,16 +67,19 @@ def test_bundles_change_no_parameter_of_any_stage(family, parallel, placement, n
 
 
 def test_a_weight_sync_is_planned_in_bundles_where_its_plan_would_be_large():
-    found = [(smallest_bundle(c.config, c.spec), largest_bundle(c.config, c.spec)) for c in map(recipe, RECIPES)]
+    found = [
+        (smallest_bundle(c.config, c.spec), largest_bundle(c.config.actor.parallel, c.spec))
+        for c in map(recipe, RECIPES)
+    ]
     assert found == [(1, 16), (8, 16), (32, 32)]
 
 
 def test_experts_whose_matrices_are_padded_stay_apart():
-    config = experiment(ParallelConfig(ep_size=2, etp_size=2, dp_size=4), Placement.SPLIT, 1, 1)
+    config = experiment(ParallelConfig(ep_size=2, etp_size=2, dp_size=4), SPLIT, 1, 1)
     spec = model_spec(FAMILIES["qwen3_moe"])  # 24 x 32 in two parts: 6 times 64 elements
-    assert largest_bundle(config, spec) == 4
+    assert largest_bundle(config.actor.parallel, spec) == 4
     config.actor.parallel.etp_size = 8
-    assert largest_bundle(config, spec) == 1
+    assert largest_bundle(config.actor.parallel, spec) == 1
 
 
 def test_a_bundle_is_an_expert_of_as_many_times_the_size():
@@ -91,7 +100,7 @@ def test_a_sync_between_roles_of_their_own_brings_every_worker_all_its_weights()
 
 def test_on_shared_devices_what_a_device_holds_stays_off_the_wire():
     overrides = (
-        "placement=colocated",
+        "placement.rollout=train",
         "rollout.num_replicas=8",
         "rollout.tp_size=1",
         "rollout.gpu_memory_fraction=0.5",
@@ -103,7 +112,7 @@ def test_on_shared_devices_what_a_device_holds_stays_off_the_wire():
 
 
 def test_ranks_of_a_cpu_run_have_memory_of_their_own_though_they_share_a_host():
-    config = experiment(ParallelConfig(tp_size=2, ep_size=2), Placement.COLOCATED, 1, 1)
+    config = experiment(ParallelConfig(tp_size=2, ep_size=2), SHARED, 1, 1)
     config.platform = Platform.CPU
     sync = plan_weight_sync(config, model_spec(FAMILIES["qwen3_moe"]), cluster("cpu"))
     assert sync.transport == "shm" and sync.price.link_bytes[LinkClass.DEVICE] == 0

@@ -29,3 +29,8 @@ def test_an_interleaved_schedule_takes_micro_batches_in_multiples_of_its_stages(
     )
     overrides = ("actor.parallel.pp_size=2", "actor.parallel.vpp_size=47", "actor.parallel.dp_size=16", *edges)
     assert workload(recipe("qwen3-235b-a22b", *overrides).config).num_micro_batches == 60  # 59 would do
+
+
+def test_greedy_baselines_are_generated_and_not_trained_on():
+    work = workload(recipe("qwen3-30b-a3b", "algorithm.advantage.estimator=remax").config)
+    assert (work.num_samples, work.num_generated) == (1024, 1024 + 64)
