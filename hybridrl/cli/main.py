@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridrl.cli.launch import Launch, launch_of
+from hybridrl.cli.launch import add_options as add_launch_options
 from hybridrl.cli.look import add_look_commands
 from hybridrl.cli.number import number
 from hybridrl.config.schema import ExperimentConfig
@@ -41,6 +43,7 @@ class Request:
         command: What the configuration is for.
         parity: How to compare the engines, when that is asked instead of a run.
         plan: How to print a prediction, when that is asked instead of a run.
+        launch: The Slurm job to submit, when that is asked instead of a run here.
     """
 
     path: Path
@@ -49,6 +52,7 @@ class Request:
     is_check_only: bool
     parity: ParityOptions | None = None
     plan: PlanFormat | None = None
+    launch: Launch | None = None
 
 
 Run = Callable[[ExperimentConfig], int]
@@ -116,6 +120,8 @@ def _carry_out(request: Request, runner: Callable[[Command], Run]) -> int:
     checked = load_checked(request.path, request.overrides, request.command)
     if request.is_check_only:
         return _check(checked)
+    if request.launch is not None:
+        return request.launch.submit(request.path, request.overrides)
     run = parity_check(request.parity) if request.parity is not None else runner(request.command)
     return run(checked.config)
 
@@ -131,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         ("sft", "fine-tune on demonstrations"),
         ("check", "check a configuration and its data, and print what follows from it"),
         ("plan", "predict memory, weight sync and step time of a configuration, before anything is started"),
+        ("launch", "submit a run to a cluster, once its configuration is checked"),
         ("parity", "compare Megatron and vLLM with transformers, operator by operator"),
     ):
         command = commands.add_parser(name, help=text, description=text)
@@ -144,6 +151,8 @@ def _parser() -> argparse.ArgumentParser:
             )
         if name == "plan":
             command.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+        if name == "launch":
+            add_launch_options(command)
         if name == "parity":
             _add_parity_options(command)
     add_look_commands(commands)
@@ -155,7 +164,8 @@ def _request(parsed: argparse.Namespace) -> Request:
     command_kind = Command.SFT if parsed.command == "sft" or (is_check_only and parsed.sft) else Command.TRAIN
     options = _parity_options(parsed) if parsed.command == "parity" else None
     plan = (PlanFormat.JSON if parsed.json else PlanFormat.TABLES) if parsed.command == "plan" else None
-    return Request(parsed.file, tuple(parsed.overrides), command_kind, is_check_only, options, plan)
+    launch = launch_of(parsed) if parsed.command == "launch" else None
+    return Request(parsed.file, tuple(parsed.overrides), command_kind, is_check_only, options, plan, launch)
 
 
 def _add_parity_options(command: argparse.ArgumentParser) -> None:

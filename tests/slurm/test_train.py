@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridrl.cli import launch
+from hybridrl.cli.launch import Launch
 from tests.e2e.runs import CALC, one_rank, read_metrics
 from tests.slurm.cluster import SlurmCluster, has_ended, missing_programs, slurm_cluster
 
@@ -25,8 +25,7 @@ SHORT = (
 
 
 def submit(cluster: SlurmCluster, num_nodes: int, *overrides: str, options: tuple[str, ...] = ()) -> str:
-    job = launch.SlurmJob(CALC, (*SHORT, *overrides), num_nodes, options=options)
-    return cluster.call(*job.command())
+    return cluster.call(*Launch(num_nodes, options=options).command(CALC, (*SHORT, *overrides)))
 
 
 def test_two_nodes_train_together(tmp_path: Path) -> None:
