@@ -1,0 +1,109 @@
+"""Training goes on from a saved state as if it had not stopped, on the same layout and on others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hybridrl.config.schema import LrSchedule, MoeConfig, OptimizerConfig, ParallelConfig, Precision
+from hybridrl.layout.families import model_spec
+from hybridrl.layout.parallel import parallel_sizes
+from tests.dist import megatron_ranks as ranks
+from tests.dist.gloo import run_ranks
+from tests.dist.resume_ranks import Trained, train
+from tests.unit.layout.models import FAMILIES
+
+ONE = ParallelConfig()
+FOUR = ParallelConfig(tp_size=2, pp_size=2, ep_size=2)
+SHARED = ParallelConfig(tp_size=2, dp_size=2, ep_size=2)
+TWO = ParallelConfig(dp_size=2)
+OPTIMIZER = OptimizerConfig(lr=1e-2, schedule=LrSchedule.LINEAR, warmup_steps=2, weight_decay=0.1)
+
+
+def setup_of(parallel: ParallelConfig, model: dict[str, object] = ranks.MOE, **fields: object) -> ranks.Setup:
+    weights = ranks.random_weights(model_spec(model))
+    return ranks.Setup(model, weights, parallel, OPTIMIZER, num_optimizer_steps=9, **fields)
+
+
+def batches(count: int) -> list:
+    return [ranks.ragged_batch(6, 61, seed=seed) for seed in range(count)]
+
+
+def run(setup: ranks.Setup, *args: object) -> list[Trained]:
+    return run_ranks(train, parallel_sizes(setup.parallel).world_size, setup, *args)
+
+
+def whole(outcomes: list[Trained], step: int) -> dict[str, torch.Tensor]:
+    """Put the parameters of all ranks after a step together."""
+    found: dict[str, torch.Tensor] = {}
+    for outcome in outcomes:
+        for name, box, values in outcome.parameters[step]:
+            shape = [max(part.stop, size) for part, size in zip(box, found[name].shape if name in found else [0] * len(box), strict=True)]
+            grown = torch.full(shape, float("nan"))
+            if name in found:
+                grown[tuple(slice(0, size) for size in found[name].shape)] = found[name]
+            grown[box] = values.float()
+            found[name] = grown
+    return found
+
+
+def reported(outcomes: list[Trained]) -> list[list[float]]:
+    metrics = next(outcome.metrics for outcome in outcomes if outcome.metrics[0] is not None)
+    return [[m.loss, m.grad_norm, m.lr, m.entropy, m.ref_kl] for m in metrics]
+
+
+def paths(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+def saved(folder: Path, setup: ranks.Setup, given: list) -> list[Path]:
+    folder.mkdir()
+    run(setup, given, None, folder)
+    return paths(folder)
+
+
+@pytest.mark.parametrize(("parallel", "precision"), [(FOUR, Precision.FLOAT32), (TWO, Precision.BFLOAT16)])
+def test_on_the_same_layout_the_next_steps_are_the_same_to_the_bit(tmp_path, parallel, precision):
+    setup, given = setup_of(parallel, precision=precision), batches(4)
+    uninterrupted = run(setup, given)
+    resumed = run(setup, given[2:], saved(tmp_path / "saved", setup, given[:2]))
+    for through, again in zip(uninterrupted, resumed, strict=True):
+        for step in (0, 1):
+            pairs = zip(through.parameters[2 + step], again.parameters[step], strict=True)
+            assert all(torch.equal(one[2], other[2]) for one, other in pairs)
+    assert reported(resumed) == reported(uninterrupted)[2:]
+
+
+def test_a_change_of_layout_and_back_leaves_losses_and_parameters_as_without_it(tmp_path):
+    given = batches(6)
+    uninterrupted = run(setup_of(FOUR), given)
+    first = saved(tmp_path / "four", setup_of(FOUR), given[:2])
+    (tmp_path / "one").mkdir()
+    alone = run(setup_of(ONE), given[2:4], first, tmp_path / "one")
+    (tmp_path / "again").mkdir()
+    back = run(setup_of(FOUR), given[4:], paths(tmp_path / "one"), tmp_path / "again")
+    # float32 sums in another order
+    np.testing.assert_allclose(reported(alone) + reported(back), reported(uninterrupted)[2:], rtol=1e-5, atol=1e-6)
+    for outcomes, steps in ((alone, (2, 3)), (back, (4, 5))):
+        for index, step in enumerate(steps):
+            expected = whole(uninterrupted, step)
+            for name, values in whole(outcomes, index).items():
+                torch.testing.assert_close(values, expected[name], rtol=1e-5, atol=1e-5, msg=f"{name} after step {step}")
+
+
+def test_moments_cut_at_other_places_on_each_rank_and_moved_expert_biases_arrive(tmp_path):
+    model = FAMILIES["deepseek_v3"] | {"vocab_size": 61}
+    moe = MoeConfig(bias_update_rate=0.05)
+    given = batches(3)
+    uninterrupted = run(setup_of(ONE, model, moe=moe), given)
+    files = saved(tmp_path / "saved", setup_of(SHARED, model, moe=moe), given[:2])
+    resumed = run(setup_of(ONE, model, moe=moe), given[2:], files)
+    np.testing.assert_allclose(reported(resumed), reported(uninterrupted)[2:], rtol=1e-5, atol=1e-6)
+    found, expected = whole(resumed, 0), whole(uninterrupted, 2)
+    biases = [name for name in expected if name.endswith("e_score_correction_bias")]
+    assert biases and all(expected[name].unique().numel() > 1 for name in biases)
+    for name, values in found.items():
+        torch.testing.assert_close(values, expected[name], rtol=1e-5, atol=1e-5, msg=name)
