@@ -27,6 +27,15 @@ class Checkpoint:
     folder: Path
     manifest: Manifest
 
+    def rank_files(self, role: str) -> list[Path]:
+        """Return the training state of each rank of a role, in rank order."""
+        return [self.folder / name for name in sorted(self.manifest.files) if name.startswith(f"{role}_")]
+
+
+def rank_file(role: str, rank: int) -> str:
+    """Return the name of a rank's training state inside a checkpoint."""
+    return f"{role}_{rank:05d}.safetensors"
+
 
 @dataclass(frozen=True, slots=True)
 class Found:

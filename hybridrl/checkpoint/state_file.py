@@ -59,13 +59,15 @@ class RankState:
 
 def write_rank_state(path: Path, state: RankState) -> FileRecord:
     """Write a new file and put it on disk."""
-    names = {f"{kind.value}/{name}": (name, of_kind[name]) for kind, of_kind in state.tensors.items() for name in of_kind}
+    names = {
+        f"{kind.value}/{name}": (name, of_kind[name]) for kind, of_kind in state.tensors.items() for name in of_kind
+    }
     described = [replace(state.shard_map.tensors[name], name=full) for full, (name, _) in names.items()]
     shards = [(s.tensor, s.box.start, s.box.stop, s.local, s.offset, s.strides) for s in state.shard_map.shards]
     file = HashedFile(path)
     file.write(safetensors_header(described, {"shards": json.dumps(shards), "facts": json.dumps(state.facts)}))
     for _, tensor in names.values():
-        file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return file.close()
 
 

@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Protocol
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
 from hybridrl.data.generation import Completion
 from hybridrl.data.sample import Prompt, Sample
+from hybridrl.data.stream import StreamState
 from hybridrl.observability.records import Metric, RolloutRecord
 from hybridrl.rewards.result import RewardResult
 from hybridrl.roles.future import Future
 
 if TYPE_CHECKING:
+    from hybridrl.checkpoint.manifest import FileRecord
+    from hybridrl.controller.run_state import RunState
     from hybridrl.controller.weight_sync import SyncReport
     from hybridrl.engines.megatron.results import UpdateMetrics
     from hybridrl.reshard.executor import TransferReport
     from hybridrl.reshard.plan import Plan
     from hybridrl.reshard.transports import Rendezvous
-    from hybridrl.roles.megatron_group import TokenLogprobs
+    from hybridrl.roles.megatron_group import RoleSave, TokenLogprobs
 
 
 class ActorGroup(Protocol):
@@ -40,6 +43,26 @@ class ActorGroup(Protocol):
 
     def update(self, batch: PolicyBatch) -> Future[UpdateMetrics]:
         """Take one optimizer step."""
+        ...
+
+
+class SavedActor(Protocol):
+    """The trained policy as checkpoints see it."""
+
+    def begin_save(self, folder: Path) -> Future[None]:
+        """Copy the training state; it is written into `folder` while training goes on."""
+        ...
+
+    def poll_save(self, wait_s: float) -> Future[RoleSave]:
+        """Return how the save that was begun last stands, after at most `wait_s` seconds."""
+        ...
+
+    def damage_of(self, folder: Path, files: Mapping[str, FileRecord]) -> Future[list[str]]:
+        """Read files and return what is wrong with them."""
+        ...
+
+    def load_state(self, paths: Sequence[Path]) -> Future[None]:
+        """Take over the training state that the ranks of any layout wrote."""
         ...
 
 
@@ -134,8 +157,25 @@ class WeightSync(Protocol):
 class PromptStream(Protocol):
     """Training prompts without end."""
 
+    @property
+    def state(self) -> StreamState:
+        """Where the stream stands."""
+        ...
+
     def take(self, num_prompts: int) -> list[Prompt]:
         """Return the next prompts."""
+        ...
+
+
+class Checkpoints(Protocol):
+    """What keeps the run's state between steps; see :class:`hybridrl.controller.checkpointing.Checkpointer`."""
+
+    def after_step(self, state: RunState, *, is_last: bool) -> None:
+        """Save the run if it is due."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until everything that was begun is on disk."""
         ...
 
 

@@ -7,15 +7,19 @@ is stopped.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
+from hybridrl.checkpoint.folder import CheckpointFolder
 from hybridrl.config.dump import resolved_yaml
 from hybridrl.config.schema import ExperimentConfig
+from hybridrl.controller.checkpointing import Checkpointer
 from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.parity import require_parity
+from hybridrl.controller.resuming import Resumed, checkpoints_folder, find_resumable, is_continued, load_newest
 from hybridrl.controller.startup import start_actor, start_roles
 from hybridrl.controller.supervised import train_supervised
 from hybridrl.controller.trainer import Trainer, TrainResult
@@ -28,6 +32,7 @@ from hybridrl.observability.recorder import RunRecorder
 from hybridrl.observability.report import Decode
 from hybridrl.rewards.score import make_scorer
 from hybridrl.roles.future import wait_for
+from hybridrl.roles.megatron_group import MegatronGroup
 
 _EXIT_INTERRUPTED = 130
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -42,6 +47,7 @@ def train(config: ExperimentConfig) -> int:
     """
     tokenizer = load_tokenizer(Path(config.model.path))
     dataset = open_dataset(config.data, tokenizer, config.seed)
+    resumable = find_resumable(config)
     stop_texts = [tokenizer.decode([token]) for token in tokenizer.stop_token_ids]
 
     def run(recorder: RunRecorder) -> str:
@@ -53,6 +59,11 @@ def train(config: ExperimentConfig) -> int:
             contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts)) as scorer,
             start_roles(config, recorder.run_dir, dataset.train.first.token_ids) as roles,
         ):
+            resumed = load_newest(resumable, roles.actor, recorder.status)
+            if resumed:
+                dataset.train.restore(resumed.state.stream)
+                roles.weight_sync.sync(resumed.state.step)
+            recorder.resume(resumed.state.step if resumed else 0)
             trainer = Trainer(
                 config.trainer,
                 config.algorithm,
@@ -63,14 +74,19 @@ def train(config: ExperimentConfig) -> int:
                 scorer=scorer,
                 evaluator=Evaluator(roles.rollout, scorer, dataset.evaluation, config.data.eval_samples_per_prompt),
                 recorder=recorder,
+                checkpoints=_checkpointer(config, roles.actor, recorder, resumed),
+                start=resumed.state if resumed else None,
             )
             result = trainer.run()
             if config.trainer.save_hf_at_end:
                 recorder.status("writing the trained policy")
-                wait_for(roles.actor.save_checkpoint((recorder.run_dir / _HF_FOLDER).absolute()))
+                exported = (recorder.run_dir / _HF_FOLDER).absolute()
+                shutil.rmtree(exported, ignore_errors=True)  # of the steps before those that a continued run has added
+                wait_for(roles.actor.save_checkpoint(exported))
         return _summary(result)
 
-    return _recorded(config, config.trainer.num_steps, _what_starts(config), run, tokenizer.decode)
+    num_steps = config.trainer.num_steps
+    return _recorded(config, num_steps, _what_starts(config), run, tokenizer.decode, is_continued=is_continued(config))
 
 
 def sft(config: ExperimentConfig) -> int:
@@ -99,10 +115,18 @@ def sft(config: ExperimentConfig) -> int:
 
 
 def _recorded(
-    config: ExperimentConfig, num_steps: int, status: str, run: Callable[[RunRecorder], str], decode: Decode = str
+    config: ExperimentConfig,
+    num_steps: int,
+    status: str,
+    run: Callable[[RunRecorder], str],
+    decode: Decode = str,
+    *,
+    is_continued: bool = False,
 ) -> int:
     """Run inside a run folder that is left whole; print the last line."""
-    recorder = RunRecorder(Path(config.runs_dir), config.name, resolved_yaml(config), num_steps, decode=decode)
+    recorder = RunRecorder(
+        Path(config.runs_dir), config.name, resolved_yaml(config), num_steps, decode=decode, is_continued=is_continued
+    )
     try:
         with _stop_signals(), recorder:
             recorder.status(status)
@@ -112,6 +136,18 @@ def _recorded(
         return _EXIT_INTERRUPTED
     print(f"{summary} report: {recorder.close()}", flush=True)
     return 0
+
+
+def _checkpointer(
+    config: ExperimentConfig, actor: MegatronGroup, recorder: RunRecorder, resumed: Resumed | None
+) -> Checkpointer | None:
+    """Return what saves the run; its folder is made at once, so that the run can be gone on with from the start."""
+    if not config.checkpoint.every_steps:
+        return None
+    root = checkpoints_folder(config, recorder.run_dir)
+    root.mkdir(parents=True, exist_ok=True)
+    folder = CheckpointFolder(root, config.checkpoint.keep, resumed.folder if resumed else None)
+    return Checkpointer(config.checkpoint, folder, actor, recorder, Path(config.model.path))
 
 
 @contextlib.contextmanager

@@ -63,10 +63,13 @@ def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, s
         yield "sft", "by hybridrl train"
         yield from unread_by_algorithm(config.algorithm)
     else:
-        sections = ("placement", "rollout", "reward", "algorithm", "weight_sync", "trainer")
+        sections = ("placement", "rollout", "reward", "algorithm", "weight_sync", "trainer", "checkpoint")
         for section in (*sections, "data.eval_path", "data.num_eval_prompts", "data.eval_samples_per_prompt"):
             yield section, "by hybridrl sft"
         yield "actor.router_replay", "by hybridrl sft"
+    if not config.checkpoint.every_steps:
+        for name in ("keep", "is_async", "timeout_s"):
+            yield f"checkpoint.{name}", "when checkpoint.every_steps is 0"
     if config.platform is Platform.CPU:
         yield "rollout.gpu_memory_fraction", "when platform is cpu"
     else:

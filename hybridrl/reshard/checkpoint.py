@@ -64,9 +64,7 @@ def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Pa
     partial = _partial(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for path in copy_from.iterdir():
-        if path.is_file() and path.suffix in _COMPANION_SUFFIXES and not path.name.endswith(".index.json"):
-            shutil.copyfile(path, partial / path.name)
+    copy_companions(copy_from, partial)
     config = json.loads((copy_from / "config.json").read_text(encoding="utf-8"))
     text = json.dumps(_exported_config(config, spec, dtype), indent=2) + "\n"
     (partial / "config.json").write_text(text, encoding="utf-8")
@@ -78,6 +76,13 @@ def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Pa
         total = sum(tensor.num_bytes for tensors in files.values() for tensor in tensors)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (partial / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def copy_companions(copy_from: Path, folder: Path) -> list[Path]:
+    """Copy what an HF checkpoint has beside its weights, config and tokenizer; return the copies."""
+    paths = [path for path in sorted(copy_from.iterdir()) if path.is_file() and path.suffix in _COMPANION_SUFFIXES]
+    kept = [path for path in paths if not path.name.endswith(".index.json")]
+    return [Path(shutil.copyfile(path, folder / path.name)) for path in kept]
 
 
 def write_checkpoint(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridrl.checkpoint.folder import rank_file
 from hybridrl.config.schema import PolicyLossConfig, TrainerConfig
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
 from hybridrl.layout.cost import SequenceCost
@@ -27,11 +28,12 @@ from hybridrl.roles.dispatch import (
 )
 from hybridrl.roles.future import Future, wait_for
 from hybridrl.roles.group import RoleGroup
-from hybridrl.roles.megatron_worker import ROLE, MegatronLaunch, MegatronWorker
+from hybridrl.roles.megatron_worker import ROLE, MegatronLaunch, MegatronWorker, RankSave
 from hybridrl.roles.placement import Slot
 from hybridrl.roles.resources import ResourcePool
 
 if TYPE_CHECKING:
+    from hybridrl.checkpoint.manifest import FileRecord
     from hybridrl.engines.megatron.results import UpdateMetrics
     from hybridrl.reshard.executor import TransferReport
     from hybridrl.reshard.plan import Plan
@@ -51,6 +53,21 @@ class TokenLogprobs:
     logprobs: Floats
     entropies: Floats
     routing: NDArray[np.int16] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSave:
+    """How the save of all ranks stands.
+
+    Attributes:
+        is_done: Whether every rank has written its file, or failed to.
+        files: Those that are on disk, by name.
+        errors: One line per rank that failed.
+    """
+
+    is_done: bool
+    files: Mapping[str, FileRecord]
+    errors: tuple[str, ...] = ()
 
 
 class MegatronGroup:
@@ -145,6 +162,41 @@ class MegatronGroup:
             timeout_s=self._timeouts.train_timeout_s,
         )
 
+    def begin_save(self, folder: Path) -> Future[None]:
+        """Copy the training state of every rank into host memory; the ranks go on while they write it into `folder`."""
+        return self._group.call(
+            "begin_save", broadcast(folder), _nothing, phase="begin_save", timeout_s=self._timeouts.train_timeout_s
+        )
+
+    def poll_save(self, wait_s: float) -> Future[RoleSave]:
+        """Return how the save that was begun last stands, after at most `wait_s` seconds."""
+        return self._group.call(
+            "poll_save",
+            broadcast(wait_s),
+            _role_save,
+            phase="poll_save",
+            timeout_s=wait_s + self._timeouts.train_timeout_s,
+        )
+
+    def damage_of(self, folder: Path, files: Mapping[str, FileRecord]) -> Future[list[str]]:
+        """Read all files of a checkpoint, each rank a share, and return what is wrong with them."""
+        names = sorted(files, key=lambda name: -files[name].num_bytes)
+        num_ranks = len(self._group.ranks)
+        shares = [{name: files[name] for name in names[rank::num_ranks]} for rank in range(num_ranks)]
+        return self._group.call(
+            "damage_of",
+            per_rank([(folder, share) for share in shares]),
+            lambda found: [damage for of_rank in found for damage in of_rank],
+            phase="damage_of",
+            timeout_s=self._timeouts.startup_timeout_s,
+        )
+
+    def load_state(self, paths: Sequence[Path]) -> Future[None]:
+        """Take over the training state that ranks of any layout wrote."""
+        return self._group.call(
+            "load_state", broadcast(paths), _nothing, phase="load_state", timeout_s=self._timeouts.startup_timeout_s
+        )
+
     def close(self) -> None:
         """End all ranks."""
         self._group.kill()
@@ -170,6 +222,12 @@ class MegatronGroup:
             return metrics
 
         return self._group.call(method, arguments, combine, phase=method, timeout_s=self._timeouts.train_timeout_s)
+
+
+def _role_save(saves: list[RankSave]) -> RoleSave:
+    files = {rank_file(ROLE, rank): save.record for rank, save in enumerate(saves) if save.record}
+    errors = tuple(f"{ROLE} rank {rank}: {save.error}" for rank, save in enumerate(saves) if save.error)
+    return RoleSave(all(save.is_done for save in saves), files, errors)
 
 
 def _first(values: list[Any]) -> Any:

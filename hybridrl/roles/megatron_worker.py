@@ -7,7 +7,9 @@ environment first and imports the engine after.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future as PendingRecord
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from hybridrl.roles.node import meeting_address, this_node
 from hybridrl.roles.ports import free_port
 
 if TYPE_CHECKING:
+    from hybridrl.checkpoint.manifest import FileRecord
     from hybridrl.engines.megatron.engine import MegatronEngine
     from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
     from hybridrl.layout.model import ModelSpec
@@ -55,6 +58,20 @@ class MegatronLaunch:
     replays_routing: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class RankSave:
+    """How a rank's save stands.
+
+    Attributes:
+        record: Of the file, once it is on disk.
+        error: Why it could not be written.
+    """
+
+    is_done: bool
+    record: FileRecord | None = None
+    error: str | None = None
+
+
 @dataclass(slots=True)
 class _Connection:
     transport: Transport
@@ -68,6 +85,8 @@ class MegatronWorker:
         self._rank = rank
         self._launch = launch
         self._connection: _Connection | None = None
+        self._writer = ThreadPoolExecutor(1)
+        self._saving: PendingRecord[FileRecord] | None = None
         os.environ.update(_environment(launch))
 
     def rendezvous(self) -> tuple[str, int]:
@@ -136,6 +155,36 @@ class MegatronWorker:
     def save_checkpoint(self, folder: Path) -> None:
         """Write this rank's share of an HF checkpoint; see :meth:`MegatronEngine.save_checkpoint`."""
         self._actor.save_checkpoint(folder)
+
+    def begin_save(self, folder: Path) -> None:
+        """Copy this rank's training state into host memory, and go on while a thread writes it into a folder."""
+        from hybridrl.checkpoint.folder import rank_file
+        from hybridrl.checkpoint.state_file import write_rank_state
+
+        path = folder / rank_file(ROLE, self._rank)
+        self._saving = self._writer.submit(write_rank_state, path, self._actor.state.snapshot())
+
+    def poll_save(self, wait_s: float) -> RankSave:
+        """Return how the save that was begun last stands, after at most `wait_s` seconds."""
+        assert self._saving is not None, "poll_save before begin_save"
+        wait([self._saving], wait_s)
+        if not self._saving.done():
+            return RankSave(is_done=False)
+        try:
+            return RankSave(is_done=True, record=self._saving.result())
+        except OSError as e:
+            return RankSave(is_done=True, error=str(e))
+
+    def damage_of(self, folder: Path, files: Mapping[str, FileRecord]) -> list[str]:
+        """Read files of a checkpoint and return what is wrong with them."""
+        from hybridrl.checkpoint.manifest import damage_of
+
+        found = (damage_of(folder, name, record, reads_content=True) for name, record in files.items())
+        return [damage for damage in found if damage]
+
+    def load_state(self, paths: Sequence[Path]) -> None:
+        """Take over the training state that the ranks of any layout wrote; see :meth:`TrainingState.load`."""
+        self._actor.state.load(list(paths))
 
     def _build(self, spec: ModelSpec, groups: Any, *, is_trained: bool) -> MegatronEngine:
         from hybridrl.engines.megatron.engine import MegatronEngine

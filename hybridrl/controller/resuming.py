@@ -1,0 +1,115 @@
+"""Finds what a run goes on from, and brings it into the actor (``trainer.resume``).
+
+The newest checkpoint is taken whose files are as they were written. Names and sizes are compared before anything starts, content
+by the training ranks, each of which reads a share. What is skipped is said, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridrl.checkpoint.folder import Checkpoint, Found, find_checkpoints, open_checkpoint
+from hybridrl.checkpoint.manifest import MANIFEST
+from hybridrl.config.schema import RESUME_AUTO, RESUME_NEVER, ExperimentConfig
+from hybridrl.controller.interfaces import SavedActor
+from hybridrl.controller.run_state import RunState, read_run_state
+from hybridrl.errors import CheckpointError, ConfigError
+from hybridrl.roles.future import wait_for
+from hybridrl.roles.megatron_worker import ROLE as ACTOR
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A checkpoint whose training state the actor has taken over."""
+
+    folder: Path
+    state: RunState
+
+
+def checkpoints_folder(config: ExperimentConfig, run_dir: Path) -> Path:
+    """Return where the checkpoints of a run are, as every process can find it."""
+    return Path(config.checkpoint.folder or run_dir / CHECKPOINTS).absolute()
+
+
+def is_continued(config: ExperimentConfig) -> bool:
+    """Whether the run goes on in the folder of an earlier one, which made checkpoints or was about to."""
+    folder = checkpoints_folder(config, Path(config.runs_dir) / config.name)
+    return config.trainer.resume == RESUME_AUTO and folder.is_dir()
+
+
+def find_resumable(config: ExperimentConfig) -> Found:
+    """Look for the checkpoints that `trainer.resume` names; with ``auto`` and ``never`` there may be none.
+
+    Raises:
+        CheckpointError: There is something, but nothing that is complete.
+        ConfigError: The run would write among checkpoints that it does not go on from.
+    """
+    own = checkpoints_folder(config, Path(config.runs_dir) / config.name)
+    if config.trainer.resume == RESUME_AUTO:
+        return _usable(find_checkpoints(own))
+    found = Found((), (), ())
+    if config.trainer.resume != RESUME_NEVER:
+        found = _find_at(Path(config.trainer.resume))
+        if not found.complete:
+            raise CheckpointError(f"trainer.resume: {config.trainer.resume} has no complete checkpoint")
+    if config.checkpoint.folder is not None and find_checkpoints(own).complete:
+        raise ConfigError(
+            f"checkpoint.folder: {own} has checkpoints of an earlier run; choose another folder, or go on with that run: "
+            f"trainer.resume={RESUME_AUTO}"
+        )
+    return found
+
+
+def load_newest(found: Found, actor: SavedActor, status: Callable[[str], None]) -> Resumed | None:
+    """Bring the newest checkpoint whose content is intact into the actor; None when there is none at all.
+
+    Args:
+        status: Told which checkpoint was taken, and which were skipped and why.
+
+    Raises:
+        CheckpointError: All are damaged, or of another model.
+    """
+    for skipped in (*found.damaged, *(f"{folder}: the save did not end" for folder in found.unfinished)):
+        status(f"skipping a checkpoint: {skipped}")
+    damaged = list(found.damaged)
+    for checkpoint in found.complete:
+        damages = wait_for(actor.damage_of(checkpoint.folder, checkpoint.manifest.files))
+        if not damages:
+            return _load(checkpoint, actor, status)
+        status(f"skipping a checkpoint: {damages[0]}")
+        damaged += damages
+    if damaged:
+        raise _nothing_usable(damaged)
+    return None
+
+
+def _load(checkpoint: Checkpoint, actor: SavedActor, status: Callable[[str], None]) -> Resumed:
+    status(f"going on after step {checkpoint.manifest.step}, from {checkpoint.folder}")
+    wait_for(actor.load_state(checkpoint.rank_files(ACTOR)))
+    return Resumed(checkpoint.folder, read_run_state(checkpoint.folder))
+
+
+def _find_at(place: Path) -> Found:
+    """Look at a checkpoint, a folder of checkpoints, or a run's folder."""
+    place = place.absolute()
+    if (place / MANIFEST).exists():
+        return Found((open_checkpoint(place),), (), ())
+    return _usable(find_checkpoints(place / CHECKPOINTS if (place / CHECKPOINTS).is_dir() else place))
+
+
+def _usable(found: Found) -> Found:
+    """Refuse to start over when all that there is is damaged."""
+    if found.damaged and not found.complete:
+        raise _nothing_usable(found.damaged)
+    return found
+
+
+def _nothing_usable(damaged: list[str] | tuple[str, ...]) -> CheckpointError:
+    lines = "\n  ".join(damaged)
+    return CheckpointError(
+        f"not one checkpoint is as it was written:\n  {lines}\nrestore one of them, or start over with trainer.resume={RESUME_NEVER}"
+    )
