@@ -34,7 +34,15 @@ from hybridrl.checkpoint.manifest import damage_of
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "demo" / "calc.yaml"
 PHASES = ("rollout", "old_logprobs", "train", "weight_sync", "checkpoint")
-TARGETS = {"controller": "", "rank": "ray::MegatronWorker", "replica": "ray::RolloutReplica", "sampler": "VLLM::EngineCor"}
+START = "start"
+START_S = 20.0
+"""Longest wait before a kill while roles start and the checkpoint is loaded."""
+TARGETS = {
+    "controller": "",
+    "rank": "ray::MegatronWorker",
+    "replica": "ray::RolloutReplica",
+    "sampler": "VLLM::EngineCor",
+}
 LIFE_S = 240.0
 """Bound on every wait for a run's next move."""
 
@@ -68,16 +76,16 @@ class Life:
         path = self.run_dir / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
-    def wait_for_phase(self, phase: str, step: int) -> bool:
-        """Wait until a phase of a step, or of a later one, begins; return whether the run has not ended before."""
+    def wait_for_phase(self, phase: str, num_steps: int) -> None:
+        """Wait until a phase begins after at least so many steps of this life."""
         deadline = time.monotonic() + LIFE_S
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline, f"no {phase} of step {step} within {LIFE_S} s"
+        while True:
+            assert self.process.poll() is None, f"the run ended early, exit code {self.process.returncode}; see its log"
+            assert time.monotonic() < deadline, f"no {phase} after {num_steps} steps within {LIFE_S} s"
             seen, _, number = self._phase.read_text().partition(" ")
-            if seen == phase and int(number) >= step:
-                return True
+            if seen == phase and int(number) >= num_steps:
+                return
             time.sleep(0.002)
-        return False
 
     def kill(self, target: str, rng: random.Random) -> int | None:
         """Kill a process, and see the run to its end; return its exit code, or None when it went on without."""
@@ -87,10 +95,12 @@ class Life:
         if target == "controller":
             self.process.kill()
         else:
-            rng.choice(victims).kill()
+            rng.choice(victims or [psutil.Process(self.process.pid)]).kill()  # at the very start there is nobody else
         deadline = time.monotonic() + LIFE_S
         while self.process.poll() is None and self.num_rows() < num_rows + 2:
-            assert time.monotonic() < deadline, f"the run neither ended nor went on within {LIFE_S} s after losing its {target}"
+            assert time.monotonic() < deadline, (
+                f"the run neither ended nor went on within {LIFE_S} s after losing its {target}"
+            )
             time.sleep(0.1)
         if self.process.poll() is None:
             return None
@@ -116,23 +126,23 @@ def _end(family: list[psutil.Process]) -> None:
 
 
 def run_child(phase_file: Path, arguments: list[str]) -> int:
-    """Run the command line, noting in a file which phase of which step it is in."""
+    """Run the command line, noting in a file which phase it is in, after how many steps of this process."""
     from hybridrl.cli.main import main
     from hybridrl.observability.recorder import RunRecorder
 
     original, original_record = RunRecorder.phase, RunRecorder.record_step
-    step = 0
+    num_steps = 0
 
     @contextlib.contextmanager
     def phase(self: RunRecorder, name: str) -> Iterator[None]:
-        phase_file.write_text(f"{name} {step}")
+        phase_file.write_text(f"{name} {num_steps}")
         with original(self, name):
             yield
 
     def record_step(self: RunRecorder, number: int, *arguments: object) -> None:
-        nonlocal step
+        nonlocal num_steps
         original_record(self, number, *arguments)  # type: ignore[arg-type]
-        step = number + 1
+        num_steps += 1
 
     RunRecorder.phase, RunRecorder.record_step = phase, record_step  # type: ignore[method-assign]
     return main(arguments)
@@ -160,7 +170,9 @@ def compare(run_dir: Path, undisturbed: Path, num_steps: int) -> int:
     expected, got = rows_of(undisturbed), rows_of(run_dir)
     assert [row["step"] for row in got] == list(range(num_steps)), [row["step"] for row in got]
     for one, other in zip(expected, got, strict=True):
-        differing = {key: (one.get(key), other.get(key)) for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
+        differing = {
+            key: (one.get(key), other.get(key)) for key in one.keys() | other.keys() if one.get(key) != other.get(key)
+        }
         assert not differing, f"step {one['step']}: undisturbed and killed run differ: {differing}"
     seen: set[tuple[str, int]] = set()
     for step in range(num_steps):
@@ -205,13 +217,22 @@ def kill_often(options: argparse.Namespace, overrides: list[str]) -> Iterator[Ki
     rng = random.Random(options.seed)
     life = Life(options.folder, "killed", overrides)
     for number in range(options.kills):
-        target, phase = rng.choice(list(TARGETS)), rng.choice(PHASES)
-        step = life.num_rows() + rng.randint(0, 1)
-        assert life.wait_for_phase(phase, step), f"the run ended (exit code {life.process.returncode}) before kill {number + 1}"
-        time.sleep(rng.uniform(0, 0.25))
+        target, phase = rng.choice(list(TARGETS)), rng.choice((START, *PHASES))
+        if phase == START:
+            time.sleep(rng.uniform(0, START_S))
+        else:
+            life.wait_for_phase(phase, rng.randint(0, 2))
+            time.sleep(rng.uniform(0, 0.25))
         num_rows = life.num_rows()
         exit_code = life.kill(target, rng)
-        kill = Kill(target, phase, num_rows, exit_code, 0 if exit_code is None else check_checkpoints(life.run_dir / "checkpoints"))
+        assert exit_code != 0, "the run finished before its last kill; give it more --steps"
+        kill = Kill(
+            target,
+            phase,
+            num_rows,
+            exit_code,
+            0 if exit_code is None else check_checkpoints(life.run_dir / "checkpoints"),
+        )
         print(f"kill {number + 1}: {kill}", flush=True)
         yield kill
         if exit_code is not None:

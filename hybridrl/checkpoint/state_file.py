@@ -29,7 +29,7 @@ from hybridrl.errors import CheckpointError
 from hybridrl.layout.box import Box
 from hybridrl.layout.checkpoint import CHECKPOINT_PLACE, FileTensor, read_file, safetensors_header
 from hybridrl.layout.model import ModelSpec
-from hybridrl.layout.shard import LocalTensor, Shard, ShardMap
+from hybridrl.layout.shard import Shard, ShardMap
 from hybridrl.reshard.checkpoint import copy_local, file_view
 from hybridrl.reshard.planner import build_plan
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from hybridrl.config.fields import setting
 
-
 RESUME_AUTO, RESUME_NEVER = "auto", "never"
 """Values of ``trainer.resume`` that are no path."""
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from megatron.core import tensor_parallel
-from megatron.core.optimizer import MegatronOptimizer
 
 from hybridrl.checkpoint.state_file import Kind, RankState, StateFiles
 from hybridrl.engines.megatron.model import named_tensors
