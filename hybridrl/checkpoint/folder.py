@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridrl.checkpoint.manifest import MANIFEST, FileRecord, Manifest, damage_of, read_manifest, write_manifest
 from hybridrl.errors import CheckpointError
 
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints in a run's folder, unless the configuration names another."""
+MODEL = "model"
+"""Folder in a checkpoint with the config and the tokenizer of the model."""
 _NAME = re.compile(r"step_(\d{6,})")
 
 
@@ -77,6 +81,25 @@ def find_checkpoints(root: Path) -> Found:
         except CheckpointError as e:
             damaged.append(str(e))
     return Found(tuple(complete), tuple(unfinished), tuple(damaged))
+
+
+def find_at(place: Path) -> Found:
+    """Look at a checkpoint, a folder of checkpoints, or a run's folder.
+
+    Raises:
+        CheckpointError: Nothing in it is complete.
+    """
+    if (place / MANIFEST).exists():
+        return Found((open_checkpoint(place),), (), ())
+    found = find_checkpoints(place / CHECKPOINTS if (place / CHECKPOINTS).is_dir() else place)
+    if not found.complete:
+        raise none_usable(place, found.damaged)
+    return found
+
+
+def none_usable(place: Path, damaged: Sequence[str]) -> CheckpointError:
+    """Return the error that says that there is nothing to go on from, and what is wrong with what there is."""
+    return CheckpointError("\n  ".join([f"{place}: not one checkpoint is complete and as it was written", *damaged]))
 
 
 class CheckpointFolder:

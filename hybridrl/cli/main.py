@@ -1,4 +1,5 @@
-"""The command line: ``hybridrl train FILE [key=value ...]``; ``sft``, ``check`` and ``parity`` likewise.
+"""The command line: ``hybridrl train FILE [key=value ...]``; ``sft``, ``check`` and ``parity`` likewise,
+and ``hybridrl export RUN OUT``.
 
 The only place that reads arguments. Everything that can be refused is refused here, before an engine is imported.
 Exit codes: 0 done, 1 the run failed or the engines disagree, 2 the configuration or the data is wrong, 130 interrupted.
@@ -66,7 +67,10 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
     Returns:
         The exit code.
     """
-    request = _parse(sys.argv[1:] if arguments is None else arguments)
+    parsed = _parser().parse_args(arguments)
+    if parsed.command == "export":
+        return _export(parsed.source, parsed.output)
+    request = _request(parsed)
     try:
         checked = load_checked(request.path, request.overrides, request.command)
         if request.is_check_only:
@@ -87,7 +91,21 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
         return EXIT_INTERRUPTED
 
 
-def _parse(arguments: Sequence[str]) -> Request:
+def _export(source: Path, output: Path) -> int:
+    """Write the weights of a run, or of one of its checkpoints, as a Hugging Face checkpoint."""
+    from hybridrl.checkpoint.export import export
+    from hybridrl.roles.megatron_worker import ROLE
+
+    try:
+        taken = export(source, output, ROLE, print)
+    except HybridRLError as e:
+        _complain(f"{source}: cannot be exported ({type(e).__name__})", e)
+        return EXIT_FAILED
+    print(f"{output}: the weights after step {taken.manifest.step}, from {taken.folder}")
+    return EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hybridrl", description="Reinforcement learning for mixture-of-experts models"
     )
@@ -109,7 +127,19 @@ def _parse(arguments: Sequence[str]) -> Request:
             )
         if name == "parity":
             _add_parity_options(command)
-    parsed = parser.parse_args(arguments)
+    text = "write the weights of a run or a checkpoint as a Hugging Face checkpoint"
+    command = commands.add_parser("export", help=text, description=text)
+    command.add_argument(
+        "source",
+        type=Path,
+        metavar="RUN|CHECKPOINT",
+        help="folder of a run, which means its newest checkpoint, or of one",
+    )
+    command.add_argument("output", type=Path, metavar="OUT", help="folder to write, which must not exist yet")
+    return parser
+
+
+def _request(parsed: argparse.Namespace) -> Request:
     is_check_only = parsed.command == "check"
     command_kind = Command.SFT if parsed.command == "sft" or (is_check_only and parsed.sft) else Command.TRAIN
     options = _parity_options(parsed) if parsed.command == "parity" else None

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridrl.checkpoint.folder import CheckpointFolder
+from hybridrl.checkpoint.folder import MODEL, CheckpointFolder
 from hybridrl.checkpoint.manifest import FileRecord, record_of
 from hybridrl.config.schema import CheckpointConfig
 from hybridrl.controller.interfaces import Recorder, SavedActor
@@ -23,7 +23,6 @@ from hybridrl.controller.run_state import RunState, write_run_state
 from hybridrl.reshard.checkpoint import copy_companions
 from hybridrl.roles.future import wait_for
 
-MODEL = "model"
 _POLL_S = 5.0
 
 

@@ -10,16 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridrl.checkpoint.folder import Checkpoint, Found, find_checkpoints, open_checkpoint
-from hybridrl.checkpoint.manifest import MANIFEST
+from hybridrl.checkpoint.folder import CHECKPOINTS, Checkpoint, Found, find_at, find_checkpoints, none_usable
 from hybridrl.config.schema import RESUME_AUTO, RESUME_NEVER, ExperimentConfig
 from hybridrl.controller.interfaces import SavedActor
 from hybridrl.controller.run_state import RunState, read_run_state
-from hybridrl.errors import CheckpointError, ConfigError
+from hybridrl.errors import ConfigError
 from hybridrl.roles.future import wait_for
 from hybridrl.roles.megatron_worker import ROLE as ACTOR
-
-CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +47,12 @@ def find_resumable(config: ExperimentConfig) -> Found:
     """
     own = checkpoints_folder(config, Path(config.runs_dir) / config.name)
     if config.trainer.resume == RESUME_AUTO:
-        return _usable(find_checkpoints(own))
-    found = Found((), (), ())
-    if config.trainer.resume != RESUME_NEVER:
-        found = _find_at(Path(config.trainer.resume))
-        if not found.complete:
-            raise CheckpointError(f"trainer.resume: {config.trainer.resume} has no complete checkpoint")
+        found = find_checkpoints(own)
+        if found.damaged and not found.complete:  # to start over is for a person to decide
+            raise none_usable(own, found.damaged)
+        return found
+    fresh = config.trainer.resume == RESUME_NEVER
+    found = Found((), (), ()) if fresh else find_at(Path(config.trainer.resume).absolute())
     if config.checkpoint.folder is not None and find_checkpoints(own).complete:
         raise ConfigError(
             f"checkpoint.folder: {own} has checkpoints of an earlier run; choose another folder, or go on with that run: "
@@ -83,7 +80,7 @@ def load_newest(found: Found, actor: SavedActor, status: Callable[[str], None]) 
         status(f"skipping a checkpoint: {damages[0]}")
         damaged += damages
     if damaged:
-        raise _nothing_usable(damaged)
+        raise none_usable(found.complete[0].folder.parent if found.complete else Path(), damaged)
     return None
 
 
@@ -91,25 +88,3 @@ def _load(checkpoint: Checkpoint, actor: SavedActor, status: Callable[[str], Non
     status(f"going on after step {checkpoint.manifest.step}, from {checkpoint.folder}")
     wait_for(actor.load_state(checkpoint.rank_files(ACTOR)))
     return Resumed(checkpoint.folder, read_run_state(checkpoint.folder))
-
-
-def _find_at(place: Path) -> Found:
-    """Look at a checkpoint, a folder of checkpoints, or a run's folder."""
-    place = place.absolute()
-    if (place / MANIFEST).exists():
-        return Found((open_checkpoint(place),), (), ())
-    return _usable(find_checkpoints(place / CHECKPOINTS if (place / CHECKPOINTS).is_dir() else place))
-
-
-def _usable(found: Found) -> Found:
-    """Refuse to start over when all that there is is damaged."""
-    if found.damaged and not found.complete:
-        raise _nothing_usable(found.damaged)
-    return found
-
-
-def _nothing_usable(damaged: list[str] | tuple[str, ...]) -> CheckpointError:
-    lines = "\n  ".join(damaged)
-    return CheckpointError(
-        f"not one checkpoint is as it was written:\n  {lines}\nrestore one of them, or start over with trainer.resume={RESUME_NEVER}"
-    )

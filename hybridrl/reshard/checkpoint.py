@@ -86,17 +86,19 @@ def copy_companions(copy_from: Path, folder: Path) -> list[Path]:
 
 
 def write_checkpoint(
-    folder: Path, spec: ModelSpec, shard_maps: Sequence[ShardMap], rank: int, tensors: Mapping[str, torch.Tensor]
+    folder: Path, spec: ModelSpec, shard_maps: Sequence[ShardMap], rank: int | None, tensors: Mapping[str, ops.Buffer]
 ) -> None:
     """Write one rank's share into the files that :func:`create_checkpoint` made.
 
     Args:
         shard_maps: Of every rank that holds the model, the same on each.
-        rank: Index of this rank in `shard_maps`.
+        rank: Index of this rank in `shard_maps`; None writes the shares of all, whose local names all differ.
+        tensors: Local name -> contiguous tensor, of the ranks that write.
     """
     index = read_checkpoint_index(_partial(folder))
     files = checkpoint_shard_map(index, spec, str(folder))
-    own = list(plan_for_source(shard_maps, [files], rank).moves)
+    plan = build_plan(shard_maps, [files]) if rank is None else plan_for_source(shard_maps, [files], rank)
+    own = list(plan.moves)
     paths = {index[move.tensor].path for move in own}
     mapped = {path: np.memmap(path, mode="r+") for path in paths}
     views = {move.tensor: file_view(index[move.tensor], mapped) for move in own}

@@ -112,7 +112,9 @@ class MegatronEngine:
             Optimizer(trained, optimizer, precision, groups, num_optimizer_steps) if trained and optimizer else None
         )
         self._state = (
-            TrainingState(self._chunks, self._optimizer, self._shard_map, spec, groups) if self._optimizer else None
+            TrainingState(self._chunks, self._optimizer, self._shard_map, self.layout, groups)
+            if self._optimizer
+            else None
         )
         columns = self.layout.padded_vocab_size // parallel.tp_size
         vocab = VocabSlice.of_rank(groups.at.tp, columns, spec.vocab_size, groups.collection.tp)

@@ -21,7 +21,7 @@ from hybridrl.engines.megatron.optimizer import Optimizer
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.layout.box import DType
 from hybridrl.layout.flat import flat_shard_map
-from hybridrl.layout.model import ModelSpec
+from hybridrl.layout.megatron import MegatronLayout
 from hybridrl.layout.shard import ShardMap
 
 _MOMENTS = (Kind.EXP_AVG, Kind.EXP_AVG_SQ)
@@ -39,13 +39,13 @@ class TrainingState:
         chunks: list[torch.nn.Module],
         optimizer: Optimizer,
         shard_map: ShardMap,
-        spec: ModelSpec,
+        layout: MegatronLayout,
         groups: ProcessGroups,
     ) -> None:
         self._chunks = chunks
         self._optimizer = optimizer
         self._shard_map = shard_map
-        self._spec = spec
+        self._layout = layout
         self._groups = groups
 
     def snapshot(self) -> RankState:
@@ -72,7 +72,7 @@ class TrainingState:
             LayoutError: A file is damaged.
             ReshardError: An element is missing.
         """
-        files = StateFiles(paths, self._spec)
+        files = StateFiles(paths, self._layout.spec)
         files.load(Kind.PARAM, self._shard_map, named_tensors(self._chunks))
         held = {each.name: each for each in self._held()}
         flat = self._flat_map(held)
@@ -83,7 +83,7 @@ class TrainingState:
         self._optimizer.num_skipped = facts[0]["num_skipped"]
         for each in held.values():
             each.set_num_steps(self._optimizer.num_attempts - self._optimizer.num_skipped)
-        if [each["layout"] for each in facts] == [self._layout()] * self._groups.sizes.world_size:
+        if [each["layout"] for each in facts] == [str(self._groups.sizes)] * self._groups.sizes.world_size:
             _set_random_state(facts[self._groups.rank]["random"])
 
     def _held(self) -> Iterator[_Held]:
@@ -109,12 +109,10 @@ class TrainingState:
         return {
             "num_attempts": self._optimizer.num_attempts,
             "num_skipped": self._optimizer.num_skipped,
-            "layout": self._layout(),
+            "dtype": self._layout.dtype.value,
+            "layout": str(self._groups.sizes),
             "random": _random_state(),
         }
-
-    def _layout(self) -> str:
-        return str(self._groups.sizes)
 
 
 @dataclass(frozen=True, slots=True)

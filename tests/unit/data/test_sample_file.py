@@ -32,7 +32,9 @@ def test_samples_of_several_batches_come_back_in_order_and_to_the_bit(tmp_path: 
     write_samples(tmp_path / "samples.arrow", batches)
     found = read_samples(tmp_path / "samples.arrow", 3)
     assert [len(batch) for batch in found] == [2, 0, 1]
-    for expected, got in zip(functools.reduce(operator.iadd, batches, []), functools.reduce(operator.iadd, found, []), strict=True):
+    for expected, got in zip(
+        functools.reduce(operator.iadd, batches, []), functools.reduce(operator.iadd, found, []), strict=True
+    ):
         for name in (field.name for field in fields(Sample)):
             one, other = getattr(expected, name), getattr(got, name)
             if isinstance(one, np.ndarray):
