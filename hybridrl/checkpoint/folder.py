@@ -8,6 +8,7 @@ manifest first, so no moment has a manifest over a part of the files.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -135,8 +136,9 @@ class CheckpointFolder:
                 _remove(each)
 
     def discard(self, step: int) -> None:
-        """Remove what there is of a step that could not be saved."""
-        _remove(self._root / f"step_{step:06d}")
+        """Remove what there is of a step that could not be saved, as far as the storage lets us."""
+        with contextlib.suppress(OSError):
+            _remove(self._root / f"step_{step:06d}")
 
 
 def _folders(root: Path) -> list[Path]:
