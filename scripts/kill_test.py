@@ -73,6 +73,7 @@ class Life:
         log.close()
 
     def num_rows(self) -> int:
+        """Return the steps that the run's folder has metrics of."""
         path = self.run_dir / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -108,6 +109,7 @@ class Life:
         return self.process.returncode
 
     def finish(self) -> None:
+        """See the run through to its last step."""
         assert self.process.wait(LIFE_S * 10) == 0, f"{self.run_dir}: exit code {self.process.returncode}; see its log"
 
 

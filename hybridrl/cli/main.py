@@ -1,5 +1,6 @@
-"""The command line: ``hybridrl train FILE [key=value ...]``; ``sft``, ``check`` and ``parity`` likewise,
-and ``hybridrl export RUN OUT``.
+"""The command line: ``hybridrl train FILE [key=value ...]``; ``sft``, ``check`` and ``parity`` likewise.
+
+``hybridrl export RUN OUT`` takes no configuration.
 
 The only place that reads arguments. Everything that can be refused is refused here, before an engine is imported.
 Exit codes: 0 done, 1 the run failed or the engines disagree, 2 the configuration or the data is wrong, 130 interrupted.
@@ -68,9 +69,10 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
         The exit code.
     """
     parsed = _parser().parse_args(arguments)
-    if parsed.command == "export":
-        return _export(parsed.source, parsed.output)
-    request = _request(parsed)
+    return _export(parsed.source, parsed.output) if parsed.command == "export" else _run(_request(parsed), runner)
+
+
+def _run(request: Request, runner: Callable[[Command], Run]) -> int:
     try:
         checked = load_checked(request.path, request.overrides, request.command)
         if request.is_check_only:

@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from hybridrl.cli.main import main
 from hybridrl.controller.run import train
 from tests.e2e.runs import demo_config, one_rank, read_metrics
 
@@ -16,9 +19,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def parallel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on TP 2 x PP 2 x EP 2 with evaluation before and after, and an export."""
+    """A run on TP 2 x PP 2 x EP 2 with evaluation before and after, checkpoints and an export."""
     runs_dir = tmp_path_factory.mktemp("runs")
-    overrides = ("trainer.num_steps=4", "trainer.eval_every_steps=4", "trainer.save_hf_at_end=true")
+    overrides = (
+        "trainer.num_steps=4",
+        "trainer.eval_every_steps=4",
+        "trainer.save_hf_at_end=true",
+        "checkpoint.every_steps=3",
+    )
     assert train(demo_config(runs_dir, "parallel", *overrides)) == 0
     return runs_dir / "parallel"
 
@@ -62,6 +70,14 @@ def test_the_run_folder_is_whole_and_holds_an_export(parallel: Path) -> None:
         "hf/tokenizer.json",
     ):
         assert (parallel / name).stat().st_size > 0, name
+
+
+def test_an_export_of_the_last_checkpoint_is_the_one_at_the_end(parallel: Path, tmp_path: Path) -> None:
+    assert [path.name for path in sorted((parallel / "checkpoints").iterdir())] == ["step_000003", "step_000004"]
+    assert main(["export", str(parallel), str(tmp_path / "hf")]) == 0
+    exported, at_end = (load_file(folder / "model.safetensors") for folder in (tmp_path / "hf", parallel / "hf"))
+    assert exported.keys() == at_end.keys()
+    assert all(torch.equal(exported[name], at_end[name]) for name in at_end)
 
 
 def test_one_rank_and_four_compute_the_same_first_step(parallel: Path, single: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_place_without_a_usable_checkpoint_says_what_is_wrong_with_each(tmp_pa
     with pytest.raises(CheckpointError, match="not one checkpoint is complete"):
         find_at(tmp_path / "nowhere")
     (write(CheckpointFolder(tmp_path, keep=2), 10) / "run.json").unlink()
-    with pytest.raises(CheckpointError, match="step_000010/run.json: missing"):
+    with pytest.raises(CheckpointError, match=r"step_000010/run\.json: missing"):
         find_at(tmp_path)
-    with pytest.raises(CheckpointError, match="run.json: missing"):
+    with pytest.raises(CheckpointError, match=r"run\.json: missing"):
         find_at(tmp_path / "step_000010")

@@ -36,7 +36,9 @@ def steps_saved(tmp_path: Path) -> list[int]:
     return [each.manifest.step for each in find_checkpoints(tmp_path / "saved").complete]
 
 
-def test_every_nth_step_and_the_last_are_saved_with_everything_that_belongs_to_them(tmp_path: Path, model: Path) -> None:
+def test_every_nth_step_and_the_last_are_saved_with_everything_that_belongs_to_them(
+    tmp_path: Path, model: Path
+) -> None:
     saving = checkpointer(tmp_path, FakeSavedActor(), FakeRecorder(), is_async=False, keep=9)
     for step in range(1, 6):
         saving.after_step(state(step), is_last=step == 5)
@@ -106,5 +108,7 @@ def test_a_save_that_takes_too_long_counts_as_failed(tmp_path: Path, model: Path
     saving = checkpointer(tmp_path, FakeSavedActor(pending=10**9), recorder, timeout_s=1e-9)
     saving.after_step(state(2), is_last=False)
     saving.finish()
-    assert recorder.said == ["the checkpoint after step 2 could not be written, the run goes on: not done after 1e-09 s"]
+    assert recorder.said == [
+        "the checkpoint after step 2 could not be written, the run goes on: not done after 1e-09 s"
+    ]
     assert list((tmp_path / "saved").iterdir()) == []

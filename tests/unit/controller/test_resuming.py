@@ -57,10 +57,12 @@ def test_auto_starts_over_only_when_nothing_was_ever_complete(tmp_path: Path) ->
     (root / "step_000010").mkdir(parents=True)
     assert load(config(tmp_path, "auto"), FakeSavedActor(), []) is None
     write(root, 20)
-    with pytest.raises(CheckpointError, match="not one checkpoint is complete and as it was written\n.*step_000020: bad"):
+    with pytest.raises(
+        CheckpointError, match=r"not one checkpoint is complete and as it was written\n.*step_000020: bad"
+    ):
         load(config(tmp_path, "auto"), FakeSavedActor(damaged=frozenset({"step_000020"})), [])
     (root / "step_000020" / "run.json").unlink()
-    with pytest.raises(CheckpointError, match="run.json: missing"):
+    with pytest.raises(CheckpointError, match=r"run\.json: missing"):
         find_resumable(config(tmp_path, "auto"))
 
 

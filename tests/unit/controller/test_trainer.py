@@ -274,7 +274,10 @@ def test_a_run_that_goes_on_from_its_files_is_the_uninterrupted_one(
     tmp_path: Path, lag: int, stopped_after: int
 ) -> None:
     settings = {
-        **{"num_steps": 5, "max_policy_lag": lag, "max_rounds": 3, "eval_every_steps": 2},
+        "num_steps": 5,
+        "max_policy_lag": lag,
+        "max_rounds": 3,
+        "eval_every_steps": 2,
         "reward_kl": RewardKlConfig(coef=0.1, target=0.05),
     }
     whole, checkpoints = FakeRecorder(), FakeCheckpoints()

@@ -391,6 +391,10 @@ def test_a_damaged_checkpoint_is_explained(tmp_path: Path, damage: Callable[[Pat
             ("reward.function=null",),
             "reward.function: got nothing, expected file.py:function or the weight of another part",
         ),
+        (
+            ("trainer.resume=no/run",),
+            "trainer.resume: got no/run, expected auto, never, or the folder of a checkpoint or of a run; there is no such folder",
+        ),
         (("reward.function=no.py:score",), "no.py is no file; correct the path"),
         (("reward.function=rewards.py:points",), "defines no function 'points' (functions: score); correct the name"),
     ],
