@@ -500,8 +500,8 @@ class WeightSyncConfig:
     )
     probe_every: int = setting(
         50,
-        "Weight syncs from one probe prompt, scored by both engines, to the next; the first sync of a connection is always probed, "
-        "and with 0 no other",
+        "Versions from one that is probed (a prompt that both engines score), to the next, beginning with 1; the first sync of a "
+        "connection is always probed, and with 0 no other",
         at_least=0,
     )
     probe_tolerance: float | None = setting(
