@@ -133,7 +133,8 @@ class CheckpointFolder:
         kept = {*usable[: self._keep - 1], self._resumed}
         for each in older:
             if each not in kept:
-                _remove(each)
+                with contextlib.suppress(OSError):  # then it goes next time
+                    _remove(each)
 
     def discard(self, step: int) -> None:
         """Remove what there is of a step that could not be saved, as far as the storage lets us."""
