@@ -128,11 +128,10 @@ class CheckpointFolder:
         """Declare a step's checkpoint complete, and remove older ones beyond `keep`; unfinished and damaged ones do not count."""
         folder = self._root / f"step_{step:06d}"
         write_manifest(folder, Manifest(step, files))
-        older = sorted((each for each in _folders(self._root) if _step_of(each) < step), key=_step_of, reverse=True)
-        usable = [each.folder for each in find_checkpoints(self._root).complete if each.manifest.step < step]
+        usable = [each.folder for each in find_checkpoints(self._root).complete if _step_of(each.folder) < step]
         kept = {*usable[: self._keep - 1], self._resumed}
-        for each in older:
-            if each not in kept:
+        for each in _folders(self._root):
+            if _step_of(each) < step and each not in kept:
                 with contextlib.suppress(OSError):  # then it goes next time
                     _remove(each)
 

@@ -76,7 +76,7 @@ def record_of(path: Path) -> FileRecord:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Declare a checkpoint complete; its files are on disk already."""
-    for each in {(folder / name).parent for name in manifest.files} | {folder}:
+    for each in {(folder / name).parent for name in manifest.files} | {folder, folder.parent}:
         _sync_folder(each)
     body = {
         "format": _FORMAT,
