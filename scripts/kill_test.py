@@ -37,8 +37,9 @@ PHASES = ("rollout", "old_logprobs", "train", "weight_sync", "checkpoint")
 START = "start"
 START_S = 20.0
 """Longest wait before a kill while roles start and the checkpoint is loaded."""
+CONTROLLER = "controller"
 TARGETS = {
-    "controller": "",
+    CONTROLLER: "",
     "rank": "ray::MegatronWorker",
     "replica": "ray::RolloutReplica",
     "sampler": "VLLM::EngineCor",
@@ -49,7 +50,7 @@ LIFE_S = 240.0
 
 @dataclass(frozen=True)
 class Kill:
-    """What was killed, when, and what became of the run: its exit code, or None when it went on."""
+    """What was killed, after how many steps, and what became of the run: its exit code, or None when it went on."""
 
     target: str
     phase: str
@@ -88,15 +89,17 @@ class Life:
                 return
             time.sleep(0.002)
 
-    def kill(self, target: str, rng: random.Random) -> int | None:
-        """Kill a process, and see the run to its end; return its exit code, or None when it went on without."""
+    def kill(self, target: str, rng: random.Random) -> tuple[str, int | None]:
+        """Kill a process, and see the run to its end.
+
+        Returns:
+            What was killed, since at the very start only the controller is there, and the exit code; None when the run went on.
+        """
         family = psutil.Process(self.process.pid).children(recursive=True)
-        victims = [each for each in family if _title(each).startswith(TARGETS[target])]
+        victims = [each for each in family if target != CONTROLLER and _title(each).startswith(TARGETS[target])]
         num_rows = self.num_rows()
-        if target == "controller":
-            self.process.kill()
-        else:
-            rng.choice(victims or [psutil.Process(self.process.pid)]).kill()  # at the very start there is nobody else
+        (rng.choice(victims) if victims else self.process).kill()
+        killed = target if victims else CONTROLLER
         deadline = time.monotonic() + LIFE_S
         while self.process.poll() is None and self.num_rows() < num_rows + 2:
             assert time.monotonic() < deadline, (
@@ -104,9 +107,9 @@ class Life:
             )
             time.sleep(0.1)
         if self.process.poll() is None:
-            return None
+            return killed, None
         _end(family)
-        return self.process.returncode
+        return killed, self.process.returncode
 
     def finish(self) -> None:
         """See the run through to its last step."""
@@ -226,7 +229,7 @@ def kill_often(options: argparse.Namespace, overrides: list[str]) -> Iterator[Ki
             life.wait_for_phase(phase, rng.randint(0, 2))
             time.sleep(rng.uniform(0, 0.25))
         num_rows = life.num_rows()
-        exit_code = life.kill(target, rng)
+        target, exit_code = life.kill(target, rng)
         assert exit_code != 0, "the run finished before its last kill; give it more --steps"
         kill = Kill(
             target,

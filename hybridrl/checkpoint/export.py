@@ -49,5 +49,5 @@ def _export(checkpoint: Checkpoint, output: Path, role: str) -> None:
     spec = read_model_spec(model)
     files = StateFiles(checkpoint.rank_files(role), spec)
     create_checkpoint(output, spec, DType(files.facts[0]["dtype"]), model)
-    write_checkpoint(output, spec, files.shard_maps(Kind.PARAM), None, files.views(Kind.PARAM))
+    write_checkpoint(output, spec, files.shard_maps(), None, files.views(Kind.PARAM))
     finish_checkpoint(output)

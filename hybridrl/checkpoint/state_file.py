@@ -93,42 +93,43 @@ class StateFiles:
         """What each rank had to say, in the order of the files."""
         return [rank.facts for rank in self._ranks]
 
-    def shard_maps(self, kind: Kind) -> list[ShardMap]:
-        """Return where each file keeps the tensors of a kind; local names begin with the number of the file."""
-        return [self._shard_map(number, rank, kind) for number, rank in enumerate(self._ranks)]
+    def shard_maps(self) -> list[ShardMap]:
+        """Return where each file keeps the tensors of kind PARAM, and those of the others; local names begin with its number."""
+        return [self._shard_map(number, rank) for number, rank in enumerate(self._ranks)]
 
     def views(self, kind: Kind) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the bytes of each local tensor of :meth:`shard_maps`, mapped from the files."""
+        """Return the bytes of the tensors of a kind by local name, mapped from the files."""
         return {
             _numbered(number, name): file_view(entry, self._mapped)
             for number, rank in enumerate(self._ranks)
             for name, entry in rank.of_kind(kind).items()
         }
 
-    def load(self, kind: Kind, shard_map: ShardMap, tensors: Mapping[str, torch.Tensor]) -> None:
+    def load(self, shard_map: ShardMap, tensors: Mapping[Kind, Mapping[str, torch.Tensor]]) -> None:
         """Fill one rank's tensors, rounding float32 to bfloat16 where they have that type.
 
         Args:
-            tensors: Local name -> contiguous tensor of `shard_map`, on any device.
+            tensors: Kind -> local name -> contiguous tensor of `shard_map`, on any device.
 
         Raises:
             ReshardError: The files lack an element, or hold a tensor in another shape; names it.
         """
-        plan = build_plan(self.shard_maps(kind), [shard_map])
-        host = {name: tensor.cpu() for name, tensor in tensors.items()}
-        copy_local(plan.moves, self.views(kind), host)
-        for name, tensor in tensors.items():
-            if host[name] is not tensor:
-                tensor.copy_(host[name])
+        plan = build_plan(self.shard_maps(), [shard_map])
+        for kind, of_kind in tensors.items():
+            host = {name: tensor.cpu() for name, tensor in of_kind.items()}
+            copy_local(plan.moves, self.views(kind), host)
+            for name, tensor in of_kind.items():
+                if host[name] is not tensor:
+                    tensor.copy_(host[name])
 
     @cached_property
     def _mapped(self) -> dict[Path, np.ndarray[Any, Any]]:
         return {rank.path: np.memmap(rank.path, mode="r") for rank in self._ranks}
 
-    def _shard_map(self, number: int, rank: _RankFile, kind: Kind) -> ShardMap:
-        held = rank.of_kind(kind)
+    def _shard_map(self, number: int, rank: _RankFile) -> ShardMap:
+        held = rank.of_kind(Kind.PARAM)
         tensors = {_numbered(number, name): entry.tensor for name, entry in held.items()}
-        shards = tuple(replace(s, local=_numbered(number, s.local)) for s in rank.shards if s.local in held)
+        shards = tuple(replace(s, local=_numbered(number, s.local)) for s in rank.shards)
         unknown = sorted({shard.tensor for shard in shards} - self._canonical.keys())
         if unknown:
             raise CheckpointError(

@@ -52,7 +52,7 @@ class TrainingState:
         """Copy the state into host memory; what happens to the rank afterwards does not change the copy."""
         held = {each.name: each for each in self._held()}
         tensors = {kind: {name: _host(each.of(kind)) for name, each in held.items()} for kind in Kind}
-        buffers = {name: tensor for name, tensor in named_tensors(self._chunks).items() if name in self._buffers()}
+        buffers = self._buffers()
         tensors[Kind.PARAM] |= {name: _host(tensor) for name, tensor in buffers.items()}
         flat = self._flat_map(held)
         shards = tuple(shard for shard in self._shard_map.shards if shard.local in buffers)
@@ -73,11 +73,9 @@ class TrainingState:
             ReshardError: An element is missing.
         """
         files = StateFiles(paths, self._layout.spec)
-        files.load(Kind.PARAM, self._shard_map, named_tensors(self._chunks))
+        files.load(self._shard_map, {Kind.PARAM: named_tensors(self._chunks)})
         held = {each.name: each for each in self._held()}
-        flat = self._flat_map(held)
-        for kind in Kind:
-            files.load(kind, flat, {name: each.of(kind) for name, each in held.items()})
+        files.load(self._flat_map(held), {kind: {name: each.of(kind) for name, each in held.items()} for kind in Kind})
         facts = files.facts
         self._optimizer.num_attempts = facts[0]["num_attempts"]
         self._optimizer.num_skipped = facts[0]["num_skipped"]
@@ -101,9 +99,9 @@ class TrainingState:
     def _flat_map(self, held: Mapping[str, _Held]) -> ShardMap:
         return flat_shard_map(self._shard_map, {name: each.owned for name, each in held.items()}, DType.FLOAT32)
 
-    def _buffers(self) -> set[str]:
+    def _buffers(self) -> dict[str, torch.Tensor]:
         parameters = {f"{i}.{name}" for i, chunk in enumerate(self._chunks) for name, _ in chunk.named_parameters()}
-        return self._shard_map.tensors.keys() - parameters
+        return {name: tensor for name, tensor in named_tensors(self._chunks).items() if name not in parameters}
 
     def _facts(self) -> dict[str, Any]:
         return {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from hybridrl.checkpoint.export import export
 from hybridrl.checkpoint.folder import MODEL, CheckpointFolder, rank_file
@@ -71,7 +71,7 @@ def test_every_rank_of_another_layout_gets_its_elements_to_the_bit(paths: list[P
     for rank in range(sizes.world_size):
         held = held_by(rank_map(sizes, rank), sizes.coordinates(rank).dp, sizes.dp)
         tensors = {name: torch.full(t.shape, torch.nan) for name, t in held.tensors.items()}
-        files.load(kind, held, tensors)
+        files.load(held, {kind: tensors})
         expected = filled(held, kind)
         assert all(torch.equal(tensors[name], expected[name]) for name in expected)
     assert [facts["rank"] for facts in files.facts] == list(range(8))
@@ -80,7 +80,7 @@ def test_every_rank_of_another_layout_gets_its_elements_to_the_bit(paths: list[P
 def test_parameters_of_bfloat16_are_the_main_parameters_rounded(paths: list[Path]) -> None:
     shard_map = rank_map(ParallelSizes(tp=2), 1, DType.BFLOAT16)
     tensors = {name: torch.zeros(t.shape, dtype=torch.bfloat16) for name, t in shard_map.tensors.items()}
-    StateFiles(paths, SPEC).load(Kind.PARAM, shard_map, tensors)
+    StateFiles(paths, SPEC).load(shard_map, {Kind.PARAM: tensors})
     expected = filled(rank_map(ParallelSizes(tp=2), 1), Kind.PARAM)
     assert all(torch.equal(tensors[name], expected[name].bfloat16()) for name in expected)
 
@@ -101,13 +101,13 @@ def test_a_missing_rank_is_noticed_and_the_tensor_named(paths: list[Path]) -> No
     held = rank_map(ParallelSizes(), 0)
     tensors = {name: torch.zeros(t.shape) for name, t in held.tensors.items()}
     with pytest.raises(ReshardError, match="no source holds it"):
-        StateFiles(paths[:-1], SPEC).load(Kind.EXP_AVG, held, tensors)
+        StateFiles(paths[:-1], SPEC).load(held, {Kind.EXP_AVG: tensors})
 
 
 def test_the_state_of_another_model_is_refused(paths: list[Path]) -> None:
     other = model_spec(FAMILIES["qwen3"])
     with pytest.raises(CheckpointError, match=r"which qwen3 does not have; resume with the model of that run"):
-        StateFiles(paths, other).shard_maps(Kind.PARAM)
+        StateFiles(paths, other).shard_maps()
 
 
 def test_a_damaged_file_and_one_of_another_kind_are_refused(tmp_path: Path, paths: list[Path]) -> None:
@@ -115,8 +115,6 @@ def test_a_damaged_file_and_one_of_another_kind_are_refused(tmp_path: Path, path
     cut.write_bytes(paths[0].read_bytes()[:-8])
     with pytest.raises(LayoutError, match=r"cut.safetensors: truncated"):
         StateFiles([cut], SPEC)
-    from safetensors.torch import save_file
-
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(CheckpointError, match="not the training state of a rank"):
         StateFiles([tmp_path / "other.safetensors"], SPEC)
