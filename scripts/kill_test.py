@@ -37,13 +37,9 @@ PHASES = ("rollout", "old_logprobs", "train", "weight_sync", "checkpoint")
 START = "start"
 START_S = 20.0
 """Longest wait before a kill while roles start and the checkpoint is loaded."""
+TITLES = {"rank": "ray::MegatronWorker", "replica": "ray::RolloutReplica", "sampler": "VLLM::Engine"}
+"""How the processes of a run call themselves."""
 CONTROLLER = "controller"
-TARGETS = {
-    CONTROLLER: "",
-    "rank": "ray::MegatronWorker",
-    "replica": "ray::RolloutReplica",
-    "sampler": "VLLM::EngineCor",
-}
 LIFE_S = 240.0
 """Bound on every wait for a run's next move."""
 
@@ -96,7 +92,7 @@ class Life:
             What was killed, since at the very start only the controller is there, and the exit code; None when the run went on.
         """
         family = psutil.Process(self.process.pid).children(recursive=True)
-        victims = [each for each in family if target != CONTROLLER and _title(each).startswith(TARGETS[target])]
+        victims = [each for each in family if target in TITLES and _title(each).startswith(TITLES[target])]
         num_rows = self.num_rows()
         (rng.choice(victims) if victims else self.process).kill()
         killed = target if victims else CONTROLLER
@@ -222,7 +218,7 @@ def kill_often(options: argparse.Namespace, overrides: list[str]) -> Iterator[Ki
     rng = random.Random(options.seed)
     life = Life(options.folder, "killed", overrides)
     for number in range(options.kills):
-        target, phase = rng.choice(list(TARGETS)), rng.choice((START, *PHASES))
+        target, phase = rng.choice((CONTROLLER, *TITLES)), rng.choice((START, *PHASES))
         if phase == START:
             time.sleep(rng.uniform(0, START_S))
         else:
