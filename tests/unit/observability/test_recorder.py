@@ -140,6 +140,9 @@ def test_a_run_that_goes_on_drops_what_comes_again_and_keeps_the_rest(tmp_path):
     first.record_evaluation(4, {"eval/accuracy": 0.4}, [make_rollout()])
     run_dir = tmp_path / "runs" / "calc"
     kept = (run_dir / "metrics.jsonl").read_text().splitlines()[:2]
+    # TensorBoard reads files in the order of the seconds in their names; this one is to be of an earlier second.
+    (events_file,) = (run_dir / "tensorboard").iterdir()
+    events_file.rename(events_file.with_name("events.out.tfevents.0000000000.first"))
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "torn')
 
