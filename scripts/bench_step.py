@@ -35,10 +35,10 @@ from hybridrl.data.sample import Sample
 from hybridrl.data.tokenizer import load_tokenizer
 from hybridrl.preflight.check import load_checked
 from hybridrl.preflight.command import Command
-from hybridrl.roles import megatron_group, rollout_group
+from hybridrl.roles import megatron_pool, rollout_group
 from hybridrl.roles.future import wait_for
 from hybridrl.roles.megatron_worker import MegatronWorker
-from hybridrl.roles.placement import place_roles
+from hybridrl.roles.placement import place_pool
 from hybridrl.roles.resources import Cluster
 from hybridrl.roles.rollout_group import RolloutReplicas
 from hybridrl.roles.rollout_replica import RolloutLaunch, RolloutReplica
@@ -204,13 +204,13 @@ class RolloutResult:
 def bench_steps(config: ExperimentConfig, folder: Path) -> StepResult:
     """Train and compare the wall time of steps with the time inside the engines."""
     os.environ[LOG_FOLDER_VARIABLE] = str(folder)
-    megatron_group.MegatronWorker = TimedMegatronWorker
+    megatron_pool.MegatronWorker = TimedMegatronWorker
     rollout_group.RolloutReplica = TimedReplica
     try:
         with redirect_stdout(io.StringIO()):
             train(config)
     finally:
-        megatron_group.MegatronWorker, rollout_group.RolloutReplica = MegatronWorker, RolloutReplica
+        megatron_pool.MegatronWorker, rollout_group.RolloutReplica = MegatronWorker, RolloutReplica
     rows = [json.loads(line) for line in (folder / config.name / "metrics.jsonl").read_text().splitlines()]
     calls: dict[str, list[list[float]]] = defaultdict(list)
     for path in folder.glob("*-*.jsonl"):
@@ -238,12 +238,12 @@ def bench_rollout(config: ExperimentConfig, num_rounds: int, *, is_plain_in_proc
         config.algorithm.prompts_per_step
     )
     launch = RolloutLaunch(folder, config.rollout, config.platform, config.data.task, config.seed)
-    placed = place_roles(config.platform, config.placement, 1, 1, config.rollout.tp_size)
+    placed = place_pool(config.platform, 1, 1, config.rollout.tp_size)
     rates: dict[str, list[float]] = {"replica": [], "plain": []}
     with Cluster(None, placed.num_cpus) as cluster:
-        pool = cluster.pool(placed.pools[0], 60.0)
-        plain: Any = pool.start_actor(PlainVllm, placed.actor[0])
-        replicas = RolloutReplicas(pool, placed.rollout, launch, timeouts=config.trainer)
+        pool = cluster.pool(placed.bundles, 60.0)
+        plain: Any = pool.start_actor(PlainVllm, placed.ranks[0])
+        replicas = RolloutReplicas(pool, placed.replicas, launch, timeouts=config.trainer)
         wait_for(replicas.start())
         ray.get(plain.start.remote(launch, is_plain_in_process), timeout=config.trainer.startup_timeout_s)
         for number in range(WARMUP_ROUNDS + num_rounds):

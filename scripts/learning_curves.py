@@ -2,8 +2,8 @@
 
     python scripts/learning_curves.py OUT [--task reverse] [--seeds 1 2 3] [--algorithms grpo ppo ...]
 
-Each run is the task's demo on one training rank and one replica, with the preset of configs/algorithms included. OUT keeps the
-runs; those that are finished are not run again.
+Each run is the task's demo on one training rank and one replica, with the preset of configs/algorithms included, or the demo of task
+and algorithm where there is one. OUT keeps the runs; those that are finished are not run again.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ def run(out: Path, task: str, algorithm: str, seed: int, overrides: Sequence[str
     name = f"{task}-{algorithm}-{seed}"
     rows = read_metrics(out / name)
     if len(rows) < NUM_STEPS:
+        demo, own = (CONFIGS / "demo" / f"{stem}.yaml" for stem in (task, f"{task}-{algorithm}"))
         preset = "" if algorithm == "grpo" else f", {CONFIGS / 'algorithms' / f'{algorithm}.yaml'}"
         config = out / f"{name}.yaml"
-        config.write_text(f"include: [{CONFIGS / 'demo' / f'{task}.yaml'}{preset}]\n")
+        config.write_text(f"include: {own}\n" if own.exists() else f"include: [{demo}{preset}]\n")
         one_rank = [f"actor.parallel.{axis}_size=1" for axis in ("tp", "pp", "ep")]
         settings = [f"runs_dir={out}", f"name={name}", f"seed={seed}", "trainer.save_hf_at_end=false", *one_rank]
         settings += [f"trainer.num_steps={NUM_STEPS}", f"trainer.eval_every_steps={EVAL_EVERY}", *overrides]

@@ -27,10 +27,12 @@ class Credit:
 
     Attributes:
         advantages: [num_samples, max_tokens] float32; importance weights included, 0 outside the mask.
+        returns: [num_samples, max_tokens] float32; what the critic learns, 0 outside the mask; None without a critic.
         metrics: What was counted and measured, by the names under which it is written.
     """
 
     advantages: NDArray[np.float32]
+    returns: NDArray[np.float32] | None
     metrics: Mapping[str, int | float]
 
 
@@ -39,6 +41,8 @@ class Algorithm:
 
     Attributes:
         needs_reference: Whether the log-probs of the frozen reference are used.
+        needs_values: Whether the values of a critic are used, which then learns the returns.
+        needs_greedy: Whether a greedy sample of each prompt is drawn, whose reward is a baseline.
         needs_old_logprobs: Whether the trainer computes log-probs before the update; otherwise the sampler's are taken.
     """
 
@@ -47,6 +51,8 @@ class Algorithm:
         self._estimator = make_estimator(config.advantage)
         self._reward_kl = RewardKl(config.reward_kl) if config.reward_kl.coef > 0 else None
         self.needs_reference = config.needs_reference
+        self.needs_values = config.needs_values
+        self.needs_greedy = config.needs_greedy
         self.needs_old_logprobs = config.rollout_correction.old_policy is OldPolicy.DECOUPLED
 
     def credit(
@@ -57,6 +63,8 @@ class Algorithm:
         rollout_logprobs: NDArray[np.float32],
         old_logprobs: NDArray[np.float32],
         ref_logprobs: NDArray[np.float32] | None,
+        values: NDArray[np.float32] | None = None,
+        greedy_rewards: NDArray[np.float64] | None = None,
     ) -> Credit:
         """Compute the advantages of one step's batch, and adapt the weight of the KL penalty.
 
@@ -67,6 +75,8 @@ class Algorithm:
             rollout_logprobs: [num_samples, max_tokens], the sampler's.
             old_logprobs: [num_samples, max_tokens], the trainer's before the update.
             ref_logprobs: [num_samples, max_tokens], the reference's; None when it is not needed.
+            values: [num_samples, max_tokens], the critic's, of the state before each token; None when they are not needed.
+            greedy_rewards: [num_samples], of the greedy sample of each one's prompt; None when it is not needed.
 
         Raises:
             ConfigError: When an estimator of the user's returns something else than finite advantages.
@@ -74,7 +84,10 @@ class Algorithm:
         config = self._config
         overlong = overlong_penalties(loss_mask.sum(axis=1), config.overlong)
         kl_penalties, metrics = self._kl_penalties(old_logprobs, ref_logprobs, loss_mask)
-        inputs = AdvantageInputs(rewards - overlong, group_ids, loss_mask, kl_penalties)
+        wide_values = None if values is None else values.astype(np.float64)
+        inputs = AdvantageInputs(rewards - overlong, group_ids, loss_mask, kl_penalties, wide_values, greedy_rewards)
+        if greedy_rewards is not None:
+            metrics["reward/greedy_mean"] = float(greedy_rewards.mean())
         advantages = estimate_advantages(self._estimator, inputs, config.advantage)
         correction = correct_rollouts(old_logprobs, rollout_logprobs, loss_mask, config.rollout_correction)
         metrics |= {
@@ -83,7 +96,7 @@ class Algorithm:
             "correction/effective_samples": correction.effective_samples,
             "correction/clip_fraction": correction.clip_fraction,
         }
-        return Credit(correction.weights * advantages.values, metrics)
+        return Credit(correction.weights * advantages.values, advantages.returns, metrics)
 
     def loss_weights(self, loss_mask: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Return the [num_samples, max_tokens] weights of the token losses of one update's global batch."""

@@ -96,10 +96,10 @@ def _run(request: Request, runner: Callable[[Command], Run]) -> int:
 def _export(source: Path, output: Path) -> int:
     """Write the weights of a run, or of one of its checkpoints, as a Hugging Face checkpoint."""
     from hybridrl.checkpoint.export import export
-    from hybridrl.roles.megatron_worker import ROLE
+    from hybridrl.layout.roles import ModelRole
 
     try:
-        taken = export(source, output, ROLE, print)
+        taken = export(source, output, ModelRole.ACTOR.value, print)
     except HybridRLError as e:
         _complain(f"{source}: cannot be exported ({type(e).__name__})", e)
         return EXIT_FAILED

@@ -60,13 +60,6 @@ class LongPrompts(enum.Enum):
     TRUNCATE_RIGHT = "truncate_right"
 
 
-class Placement(enum.Enum):
-    """How roles share devices."""
-
-    COLOCATED = "colocated"
-    SPLIT = "split"
-
-
 class TransportName(enum.Enum):
     """How weight bytes travel."""
 
@@ -259,6 +252,53 @@ class ActorConfig:
 
 
 @dataclass
+class RoleParallelConfig:
+    """Degrees of a Megatron role beside the actor; null takes the actor's."""
+
+    tp_size: int | None = setting(None, "Tensor-parallel degree; null takes the actor's", at_least=1)
+    pp_size: int | None = setting(
+        None,
+        "Pipeline-parallel degree, with one model chunk per rank; null takes the actor's, chunks and layout included",
+        at_least=1,
+    )
+    ep_size: int | None = setting(None, "Expert-parallel degree; null takes the actor's", at_least=1)
+    etp_size: int | None = setting(
+        None, "Tensor-parallel degree inside each expert; null takes the actor's", at_least=1
+    )
+    cp_size: int | None = setting(None, "Context-parallel degree; null takes the actor's", at_least=1)
+    dp_size: int | None = setting(None, "Data-parallel degree; null takes the actor's", at_least=1)
+    pipeline_layout: str | None = setting(
+        None, "Explicit stages for a pp_size of its own, as in actor.parallel; null shares evenly"
+    )
+
+
+@dataclass
+class RoleConfig:
+    """A Megatron role beside the actor. Precision, threads and packing are the actor's."""
+
+    parallel: RoleParallelConfig = setting(RoleParallelConfig, "Parallel degrees")
+    micro_batch_tokens: int | None = setting(
+        None, "Tokens per micro-batch of each data-parallel rank; null takes actor.micro_batch.tokens", at_least=1
+    )
+
+
+@dataclass
+class CriticConfig(RoleConfig):
+    """The role that learns the value of each state, for algorithms that need values."""
+
+    model_path: str | None = setting(
+        None,
+        "Folder of the checkpoint to start from; one without a value head gets a new one. null takes model.path",
+        is_input_path=True,
+    )
+    optimizer: OptimizerConfig = setting(OptimizerConfig, "Optimizer")
+    clip_value: float | None = setting(
+        0.2, "How far a value may move from that before the update with a gradient; null does not clip", above=0
+    )
+    warmup_steps: int = setting(0, "First steps, in which only the critic learns", at_least=0)
+
+
+@dataclass
 class RolloutConfig:
     """vLLM replicas and sampling."""
 
@@ -354,6 +394,18 @@ class HttpRewardConfig:
 
 
 @dataclass
+class ModelRewardConfig(RoleConfig):
+    """A reward model: its value after the last token of a sample. It runs as the role reward_model."""
+
+    weight: float = setting(0.0, "Weight in the reward; 0 is off", at_least=0)
+    path: str | None = setting(
+        None,
+        "Folder of a sequence-classification checkpoint of one label and the policy's tokenizer",
+        is_input_path=True,
+    )
+
+
+@dataclass
 class RewardConfig:
     """How finished samples are scored: the weighted sum of every part that is on."""
 
@@ -369,7 +421,7 @@ class RewardConfig:
     format: FormatRewardConfig = setting(FormatRewardConfig, "Pattern of the response")
     code: CodeRewardConfig = setting(CodeRewardConfig, "Sandboxed programs")
     http: HttpRewardConfig = setting(HttpRewardConfig, "Remote service")
-    model_path: str | None = setting(None, "Reward model; not supported yet", is_input_path=True)
+    model: ModelRewardConfig = setting(ModelRewardConfig, "Reward model")
     on_error: RewardFailure = setting(
         RewardFailure.FAIL, "Fail the run, or drop and count the sample, when scoring fails"
     )
@@ -385,7 +437,14 @@ class AdvantageConfig:
     estimator: AdvantageEstimator = setting(AdvantageEstimator.GRPO, "Estimator that comes with HybridRL")
     path: str | None = setting(None, "Python file with an estimator of your own", is_input_path=True)
     name: str | None = setting(None, "Function in that file, taking (inputs, config)")
+    needs_values: bool = setting(False, "Whether an estimator of your own reads a critic's values and returns targets")
+    needs_greedy: bool = setting(
+        False, "Whether an estimator of your own reads the reward of a greedy sample of each prompt"
+    )
     epsilon: float = setting(1e-4, "Added to the standard deviation that divides", at_least=0)
+    discount: float = setting(1.0, "Discount of the next token (gae)", above=0, at_most=1)
+    trace_decay: float = setting(1.0, "Lambda: 1 trusts rewards alone, 0 the next value (gae)", at_least=0, at_most=1)
+    whiten: bool = setting(True, "Bring advantages to mean 0 and deviation 1 over the batch (gae)")
 
 
 @dataclass
@@ -483,6 +542,18 @@ class AlgorithmConfig:
         """Whether the log-probs of the frozen reference are used."""
         return self.policy_loss.kl_coef > 0 or self.reward_kl.coef > 0
 
+    @property
+    def needs_values(self) -> bool:
+        """Whether the values of a critic are used."""
+        advantage = self.advantage
+        return advantage.needs_values if advantage.path is not None else advantage.estimator is AdvantageEstimator.GAE
+
+    @property
+    def needs_greedy(self) -> bool:
+        """Whether a greedy sample of each prompt is drawn as a baseline."""
+        advantage = self.advantage
+        return advantage.needs_greedy if advantage.path is not None else advantage.estimator is AdvantageEstimator.REMAX
+
 
 @dataclass
 class WeightSyncConfig:
@@ -532,7 +603,11 @@ class TrainerConfig:
         above=0,
     )
     rollout_timeout_s: float = setting(600.0, "Seconds that the rollouts of one step may take", above=0)
-    train_timeout_s: float = setting(600.0, "Seconds that one log-prob pass or update may take", above=0)
+    train_timeout_s: float = setting(
+        600.0,
+        "Seconds that one forward pass or update may take, with those before it in the queue of the same ranks",
+        above=0,
+    )
     startup_timeout_s: float = setting(900.0, "Seconds that starting one role may take", above=0)
     parity_check: bool = setting(
         False,
@@ -567,6 +642,20 @@ class CheckpointConfig:
 
 
 @dataclass
+class PlacementConfig:
+    """The pool of devices that each role runs in; pools are named here, and their sizes follow from their roles.
+
+    Megatron roles of one pool share its processes, and with them one layout.
+    """
+
+    actor: str = setting("train", "Pool of the actor")
+    reference: str = setting("train", "Pool of the frozen reference")
+    critic: str = setting("train", "Pool of the critic")
+    reward_model: str = setting("train", "Pool of the reward model")
+    rollout: str = setting("train", "Pool of the rollout replicas")
+
+
+@dataclass
 class SftConfig:
     """Supervised fine-tuning (`hybridrl sft`)."""
 
@@ -586,10 +675,12 @@ class ExperimentConfig:
     runs_dir: str = setting("runs", "Folder of all runs, relative to the working directory")
     seed: int = setting(1, "Seed of prompts, sampling and initialisation", at_least=0, at_most=2**32 - 1)
     platform: Platform = setting(Platform.CUDA, "Hardware; hybridrl train supports cpu only for now")
-    placement: Placement = setting(Placement.COLOCATED, "Whether actor and rollout share devices")
+    placement: PlacementConfig = setting(PlacementConfig, "Pools of the roles")
     ray_address: str | None = setting(None, "Existing Ray cluster; none starts one on this machine")
     model: ModelConfig = setting(ModelConfig, "Policy")
     actor: ActorConfig = setting(ActorConfig, "Training role")
+    reference: RoleConfig = setting(RoleConfig, "Frozen starting policy, for a KL term")
+    critic: CriticConfig = setting(CriticConfig, "Value role")
     rollout: RolloutConfig = setting(RolloutConfig, "Generation role")
     data: DataConfig = setting(DataConfig, "Prompts")
     reward: RewardConfig = setting(RewardConfig, "Scoring")

@@ -11,17 +11,17 @@ before it is still there.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridrl.checkpoint.folder import MODEL, CheckpointFolder
 from hybridrl.checkpoint.manifest import FileRecord, record_of
 from hybridrl.config.schema import CheckpointConfig
-from hybridrl.controller.interfaces import Recorder, SavedActor
+from hybridrl.controller.interfaces import Recorder, SavedModel
 from hybridrl.controller.run_state import RunState, write_run_state
 from hybridrl.reshard.checkpoint import copy_companions
-from hybridrl.roles.future import wait_for
+from hybridrl.roles.future import wait_all
 
 _POLL_S = 5.0
 
@@ -40,6 +40,7 @@ class Checkpointer:
 
     Args:
         folder: Where to.
+        models: Those that are trained.
         model_folder: HF checkpoint whose config and tokenizer belong to the weights.
     """
 
@@ -47,13 +48,13 @@ class Checkpointer:
         self,
         config: CheckpointConfig,
         folder: CheckpointFolder,
-        actor: SavedActor,
+        models: Sequence[SavedModel],
         recorder: Recorder,
         model_folder: Path,
     ) -> None:
         self._config = config
         self._folder = folder
-        self._actor = actor
+        self._models = models
         self._recorder = recorder
         self._model_folder = model_folder
         self._begun: _Begun | None = None
@@ -74,7 +75,7 @@ class Checkpointer:
         except OSError as e:
             self._give_up(state.step, str(e))
             return
-        wait_for(self._actor.begin_save(folder))
+        wait_all([model.begin_save(folder) for model in self._models])
         self._begun = _Begun(state.step, own, time.monotonic() + self._config.timeout_s)
         if not self._config.is_async:
             self.finish()
@@ -88,17 +89,19 @@ class Checkpointer:
         begun = self._begun
         if begun is None:
             return
-        saved = wait_for(self._actor.poll_save(wait_s))
-        is_late = time.monotonic() > begun.deadline
-        if not saved.is_done and not is_late:
+        polls = [model.poll_save(wait_s) for model in self._models]
+        wait_all(polls)
+        saves = [poll.value() for poll in polls]
+        is_done = all(save.is_done for save in saves)
+        if not is_done and time.monotonic() <= begun.deadline:
             return
         self._begun = None
-        errors = "; ".join(saved.errors) or ("" if saved.is_done else f"not done after {self._config.timeout_s:g} s")
-        if errors:
-            self._give_up(begun.step, errors)
+        errors = [error for save in saves for error in save.errors]
+        if errors or not is_done:
+            self._give_up(begun.step, "; ".join(errors) or f"not done after {self._config.timeout_s:g} s")
             return
         try:
-            self._folder.complete(begun.step, {**begun.own, **saved.files})
+            self._folder.complete(begun.step, {**begun.own, **{n: r for save in saves for n, r in save.files.items()}})
         except OSError as e:
             self._give_up(begun.step, str(e))
 

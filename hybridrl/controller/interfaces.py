@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
+from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch, ValueBatch
 from hybridrl.data.generation import Completion
 from hybridrl.data.sample import Prompt, Sample
 from hybridrl.data.stream import StreamState
+from hybridrl.layout.roles import ModelRole
 from hybridrl.observability.records import Metric, RolloutRecord
 from hybridrl.rewards.result import RewardResult
 from hybridrl.roles.future import Future
@@ -23,22 +24,19 @@ if TYPE_CHECKING:
     from hybridrl.checkpoint.manifest import FileRecord
     from hybridrl.controller.run_state import RunState
     from hybridrl.controller.weight_sync import SyncReport
-    from hybridrl.engines.megatron.results import UpdateMetrics
+    from hybridrl.engines.megatron.results import UpdateMetrics, ValueMetrics
     from hybridrl.reshard.executor import TransferReport
     from hybridrl.reshard.plan import Plan
     from hybridrl.reshard.transports import Rendezvous
-    from hybridrl.roles.megatron_group import RoleSave, TokenLogprobs
+    from hybridrl.roles.megatron_policy import TokenLogprobs
+    from hybridrl.roles.megatron_state import RoleSave
 
 
 class ActorGroup(Protocol):
-    """The trained policy; see :class:`hybridrl.roles.megatron_group.MegatronGroup`."""
+    """The trained policy; see :class:`hybridrl.roles.megatron_policy.MegatronActor`."""
 
     def logprobs(self, batch: SequenceBatch) -> Future[TokenLogprobs]:
         """Compute log-probs under the actor."""
-        ...
-
-    def ref_logprobs(self, batch: SequenceBatch) -> Future[TokenLogprobs]:
-        """Compute log-probs under the frozen reference."""
         ...
 
     def update(self, batch: PolicyBatch) -> Future[UpdateMetrics]:
@@ -46,8 +44,13 @@ class ActorGroup(Protocol):
         ...
 
 
-class SavedActor(Protocol):
-    """The trained policy as checkpoints see it."""
+class SavedModel(Protocol):
+    """A trained model as checkpoints see it; see :class:`hybridrl.roles.megatron_state.MegatronState`."""
+
+    @property
+    def role(self) -> ModelRole:
+        """The model's."""
+        ...
 
     def begin_save(self, folder: Path) -> Future[None]:
         """Copy the training state; it is written into `folder` while training goes on."""
@@ -66,6 +69,34 @@ class SavedActor(Protocol):
         ...
 
 
+class ReferenceGroup(Protocol):
+    """The frozen starting policy; see :class:`hybridrl.roles.megatron_policy.MegatronPolicy`."""
+
+    def logprobs(self, batch: SequenceBatch) -> Future[TokenLogprobs]:
+        """Compute log-probs under the reference."""
+        ...
+
+
+class CriticGroup(Protocol):
+    """The trained values; see :class:`hybridrl.roles.megatron_value.MegatronCritic`."""
+
+    def values(self, batch: SequenceBatch) -> Future[Floats]:
+        """Compute the value of the state after every token, [num_samples, max_tokens]."""
+        ...
+
+    def update(self, batch: ValueBatch) -> Future[ValueMetrics]:
+        """Take one optimizer step."""
+        ...
+
+
+class RewardModelGroup(Protocol):
+    """A frozen model that scores; see :class:`hybridrl.roles.megatron_value.MegatronRewardModel`."""
+
+    def rewards(self, batch: SequenceBatch) -> Future[Floats]:
+        """Compute the value after the last token of each row, [num_samples]."""
+        ...
+
+
 class SupervisedActor(Protocol):
     """A model that learns from demonstrations."""
 
@@ -75,7 +106,7 @@ class SupervisedActor(Protocol):
 
 
 class WeightSource(Protocol):
-    """The side of a weight sync that has the new weights; see :class:`hybridrl.roles.megatron_group.MegatronGroup`."""
+    """The side of a weight sync that has the new weights; see :class:`hybridrl.roles.megatron_policy.MegatronActor`."""
 
     @property
     def dp_size(self) -> int:
@@ -104,8 +135,14 @@ class WeightSource(Protocol):
 class RolloutGroup(Protocol):
     """The replicas that generate; see :class:`hybridrl.roles.rollout_group.RolloutReplicas`."""
 
-    def generate(self, prompts: Sequence[Prompt], samples_per_prompt: int) -> Future[list[Sample]]:
-        """Play samples; the answer has those of a prompt next to each other, in the order of the prompts."""
+    def generate(
+        self, prompts: Sequence[Prompt], samples_per_prompt: int, *, with_greedy: bool = False
+    ) -> Future[list[Sample]]:
+        """Play samples; the answer has those of a prompt next to each other, in the order of the prompts.
+
+        Args:
+            with_greedy: Play one more sample of each prompt, greedily.
+        """
         ...
 
 

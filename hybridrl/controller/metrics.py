@@ -14,8 +14,8 @@ from hybridrl.observability.records import Metric
 
 if TYPE_CHECKING:
     from hybridrl.controller.weight_sync import SyncReport
-    from hybridrl.engines.megatron.results import UpdateMetrics
-    from hybridrl.roles.megatron_group import TokenLogprobs
+    from hybridrl.engines.megatron.results import UpdateMetrics, ValueMetrics
+    from hybridrl.roles.megatron_policy import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class StepOutcome:
         version: Policy version that the step started from.
         old: None when log-probs before the update were not computed.
         counted: Metrics of the batch and of the algorithm, by name.
-        updates: One per mini-batch.
+        updates: Of the actor, one per mini-batch; none while only the critic learns.
+        value_updates: Of the critic, one per mini-batch; none without one.
     """
 
     step: int
@@ -36,6 +37,7 @@ class StepOutcome:
     mismatch: Mismatch
     counted: Mapping[str, Metric]
     updates: Sequence[UpdateMetrics]
+    value_updates: Sequence[ValueMetrics]
     sync: SyncReport
 
 
@@ -57,25 +59,28 @@ def step_metrics(outcome: StepOutcome, step_s: float) -> dict[str, Metric]:
         **outcome.counted,
         "lag/mean": float(lags.mean()),
         "lag/max": int(lags.max()),
-        "actor/entropy": _entropy(outcome),
+        **_entropy(outcome),
         **(outcome.mismatch.metrics() if outcome.old is not None else {}),
         **_update_metrics(outcome.updates),
+        **_value_metrics(outcome.value_updates),
         **outcome.sync.metrics(),
         "time_s/step": step_s,
         "throughput/tokens_per_s": batch.sequences.num_tokens / step_s,
     }
 
 
-def _entropy(outcome: StepOutcome) -> float:
+def _entropy(outcome: StepOutcome) -> dict[str, Metric]:
     """Return the mean entropy per response token before the update, or that of the updates where it was not computed."""
-    if outcome.old is None:
-        return float(np.mean([update.entropy for update in outcome.updates]))
-    mask = outcome.batch.loss_mask
-    return float(outcome.old.entropies[mask].sum() / max(1, mask.sum()))
+    if outcome.old is not None:
+        mask = outcome.batch.loss_mask
+        return {"actor/entropy": float(outcome.old.entropies[mask].sum() / max(1, mask.sum()))}
+    return _means(outcome.updates, {"actor/entropy": "entropy"})
 
 
 def _update_metrics(updates: Sequence[UpdateMetrics]) -> dict[str, Metric]:
     """Average over mini-batches, each weighing the same."""
+    if not updates:
+        return {}
     names = {
         "actor/loss": "loss",
         "actor/grad_norm": "grad_norm",
@@ -84,9 +89,7 @@ def _update_metrics(updates: Sequence[UpdateMetrics]) -> dict[str, Metric]:
         "actor/clip_fraction": "clip_fraction",
         "actor/ref_kl": "ref_kl",
     }
-    means: dict[str, Metric] = {
-        key: float(np.mean([getattr(update, attribute) for update in updates])) for key, attribute in names.items()
-    }
+    means = _means(updates, names)
     replayed = sum(update.num_replayed for update in updates)
     if replayed:
         means["router_replay/hits"] = replayed
@@ -96,3 +99,16 @@ def _update_metrics(updates: Sequence[UpdateMetrics]) -> dict[str, Metric]:
         for name in ("aux_loss", "z_loss", "max_load"):
             means[f"moe/{name}"] = float(np.mean([getattr(balance, name) for balance in balances]))
     return means | {"actor/skipped_updates": updates[-1].num_skipped}
+
+
+def _value_metrics(updates: Sequence[ValueMetrics]) -> dict[str, Metric]:
+    names = ("loss", "grad_norm", "lr", "value_mean", "return_mean", "explained_variance", "clip_fraction")
+    means = _means(updates, {f"critic/{name}": name for name in names})
+    return means | {"critic/skipped_updates": updates[-1].num_skipped} if updates else means
+
+
+def _means(updates: Sequence[object], names: Mapping[str, str]) -> dict[str, Metric]:
+    """Return the means of attributes over mini-batches, each weighing the same, by metric; nothing without a mini-batch."""
+    if not updates:
+        return {}
+    return {key: float(np.mean([getattr(update, name) for update in updates])) for key, name in names.items()}

@@ -1,4 +1,4 @@
-"""Finds what a run goes on from, and brings it into the actor (``trainer.resume``).
+"""Finds what a run goes on from, and brings it into the trained models (``trainer.resume``).
 
 The newest checkpoint is taken whose files are as they were written. Names and sizes are compared before anything starts, content
 by the training ranks, each of which reads a share. What is skipped is said, with the reason.
@@ -6,22 +6,21 @@ by the training ranks, each of which reads a share. What is skipped is said, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridrl.checkpoint.folder import CHECKPOINTS, Checkpoint, Found, find_at, find_checkpoints, none_usable
 from hybridrl.config.schema import RESUME_AUTO, RESUME_NEVER, ExperimentConfig
-from hybridrl.controller.interfaces import SavedActor
+from hybridrl.controller.interfaces import SavedModel
 from hybridrl.controller.run_state import RunState, read_run_state
-from hybridrl.errors import ConfigError
-from hybridrl.roles.future import wait_for
-from hybridrl.roles.megatron_worker import ROLE as ACTOR
+from hybridrl.errors import CheckpointError, ConfigError
+from hybridrl.roles.future import wait_all, wait_for
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A checkpoint whose training state the actor has taken over."""
+    """A checkpoint whose training state the models have taken over."""
 
     folder: Path
     state: RunState
@@ -61,10 +60,11 @@ def find_resumable(config: ExperimentConfig) -> Found:
     return found
 
 
-def load_newest(found: Found, actor: SavedActor, status: Callable[[str], None]) -> Resumed | None:
-    """Bring the newest checkpoint whose content is intact into the actor; None when there is none at all.
+def load_newest(found: Found, models: Sequence[SavedModel], status: Callable[[str], None]) -> Resumed | None:
+    """Bring the newest checkpoint whose content is intact into the trained models; None when there is none at all.
 
     Args:
+        models: All of them, the actor first.
         status: Told which checkpoint was taken, and which were skipped and why.
 
     Raises:
@@ -74,9 +74,9 @@ def load_newest(found: Found, actor: SavedActor, status: Callable[[str], None]) 
         status(f"skipping a checkpoint: {skipped}")
     damaged = list(found.damaged)
     for checkpoint in found.complete:
-        damages = wait_for(actor.damage_of(checkpoint.folder, checkpoint.manifest.files))
+        damages = wait_for(models[0].damage_of(checkpoint.folder, checkpoint.manifest.files))
         if not damages:
-            return _load(checkpoint, actor, status)
+            return _load(checkpoint, models, status)
         status(f"skipping a checkpoint: {damages[0]}")
         damaged += damages
     if damaged:
@@ -84,7 +84,13 @@ def load_newest(found: Found, actor: SavedActor, status: Callable[[str], None]) 
     return None
 
 
-def _load(checkpoint: Checkpoint, actor: SavedActor, status: Callable[[str], None]) -> Resumed:
+def _load(checkpoint: Checkpoint, models: Sequence[SavedModel], status: Callable[[str], None]) -> Resumed:
     status(f"going on after step {checkpoint.manifest.step}, from {checkpoint.folder}")
-    wait_for(actor.load_state(checkpoint.rank_files(ACTOR)))
+    files = [checkpoint.rank_files(model.role.value) for model in models]
+    for model, of_model in zip(models, files, strict=True):
+        if not of_model:
+            raise CheckpointError(
+                f"{checkpoint.folder}: has no {model.role.value}; resume with the algorithm of that run"
+            )
+    wait_all([model.load_state(of_model) for model, of_model in zip(models, files, strict=True)])
     return Resumed(checkpoint.folder, read_run_state(checkpoint.folder))

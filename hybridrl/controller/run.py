@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -18,6 +18,7 @@ from hybridrl.config.dump import resolved_yaml
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.controller.checkpointing import Checkpointer
 from hybridrl.controller.evaluation import Evaluator
+from hybridrl.controller.model_reward import ModelScorer
 from hybridrl.controller.parity import require_parity
 from hybridrl.controller.resuming import Resumed, checkpoints_folder, find_resumable, is_continued, load_newest
 from hybridrl.controller.startup import start_actor, start_roles
@@ -28,11 +29,12 @@ from hybridrl.data.demonstrations import open_demonstrations
 from hybridrl.data.tokenizer import load_tokenizer
 from hybridrl.errors import ConfigError
 from hybridrl.layout.parallel import parallel_sizes
+from hybridrl.layout.roles import PlacedRole, by_pool, megatron_roles
 from hybridrl.observability.recorder import RunRecorder
 from hybridrl.observability.report import Decode
 from hybridrl.rewards.score import make_scorer
 from hybridrl.roles.future import wait_for
-from hybridrl.roles.megatron_group import MegatronGroup
+from hybridrl.roles.megatron_state import MegatronState
 
 _EXIT_INTERRUPTED = 130
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -56,10 +58,12 @@ def train(config: ExperimentConfig) -> int:
         if config.trainer.parity_check:
             require_parity(config, recorder.run_dir, recorder.status)
         with (
-            contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts)) as scorer,
+            contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts)) as parts,
             start_roles(config, recorder.run_dir, dataset.train.first.token_ids) as roles,
         ):
-            resumed = load_newest(resumable, roles.actor, recorder.status)
+            model = roles.models.reward_model
+            scorer = ModelScorer(parts, model, config.reward) if model else parts
+            resumed = load_newest(resumable, roles.models.states, recorder.status)
             if resumed:
                 dataset.train.restore(resumed.state.stream)
                 roles.weight_sync.sync(resumed.state.step)
@@ -67,14 +71,17 @@ def train(config: ExperimentConfig) -> int:
             trainer = Trainer(
                 config.trainer,
                 config.algorithm,
-                actor=roles.actor,
+                actor=roles.models.actor,
                 rollout=roles.rollout,
                 weight_sync=roles.weight_sync,
                 prompts=dataset.train,
                 scorer=scorer,
                 evaluator=Evaluator(roles.rollout, scorer, dataset.evaluation, config.data.eval_samples_per_prompt),
                 recorder=recorder,
-                checkpoints=_checkpointer(config, roles.actor, recorder, resumed),
+                reference=roles.models.reference,
+                critic=roles.models.critic,
+                critic_warmup_steps=config.critic.warmup_steps,
+                checkpoints=_checkpointer(config, roles.models.states, recorder, resumed),
                 start=resumed.state if resumed else None,
             )
             result = trainer.run()
@@ -82,7 +89,7 @@ def train(config: ExperimentConfig) -> int:
                 recorder.status("writing the trained policy")
                 exported = (recorder.run_dir / _HF_FOLDER).absolute()
                 shutil.rmtree(exported, ignore_errors=True)  # of the steps before those that a continued run has added
-                wait_for(roles.actor.save_checkpoint(exported))
+                wait_for(roles.models.actor.save_checkpoint(exported))
         return _summary(result)
 
     num_steps = config.trainer.num_steps
@@ -111,7 +118,9 @@ def sft(config: ExperimentConfig) -> int:
             wait_for(actor.save_checkpoint(output.absolute()))
         return f"checkpoint: {output}"
 
-    return _recorded(config, config.sft.num_steps, f"starting {_ranks(config)}", run, tokenizer.decode)
+    return _recorded(
+        config, config.sft.num_steps, f"starting {_ranks(megatron_roles(config)[:1])}", run, tokenizer.decode
+    )
 
 
 def _recorded(
@@ -139,7 +148,7 @@ def _recorded(
 
 
 def _checkpointer(
-    config: ExperimentConfig, actor: MegatronGroup, recorder: RunRecorder, resumed: Resumed | None
+    config: ExperimentConfig, models: Sequence[MegatronState], recorder: RunRecorder, resumed: Resumed | None
 ) -> Checkpointer | None:
     """Return what saves the run; its folder is made at once, so that the run can be gone on with from the start."""
     if not config.checkpoint.every_steps:
@@ -147,7 +156,7 @@ def _checkpointer(
     root = checkpoints_folder(config, recorder.run_dir)
     root.mkdir(parents=True, exist_ok=True)
     folder = CheckpointFolder(root, config.checkpoint.keep, resumed.folder if resumed else None)
-    return Checkpointer(config.checkpoint, folder, actor, recorder, Path(config.model.path))
+    return Checkpointer(config.checkpoint, folder, models, recorder, Path(config.model.path))
 
 
 @contextlib.contextmanager
@@ -173,15 +182,15 @@ def _summary(result: TrainResult) -> str:
     return f"eval/accuracy {result.last_accuracy:.3f} (was {result.first_accuracy:.3f})"
 
 
-def _ranks(config: ExperimentConfig) -> str:
-    parallel = config.actor.parallel
-    sizes = parallel_sizes(parallel)
-    return (
-        f"{sizes.world_size} Megatron ranks (tp {sizes.tp}, pp {sizes.pp}, ep {sizes.ep}, etp {sizes.etp}, "
-        f"cp {sizes.cp}, dp {sizes.dp})"
-    )
-
-
 def _what_starts(config: ExperimentConfig) -> str:
     rollout = config.rollout
-    return f"starting {_ranks(config)} and {rollout.num_replicas} vLLM replicas (tp {rollout.tp_size})"
+    ranks = " and ".join(_ranks(members) for members in by_pool(megatron_roles(config)).values())
+    return f"starting {ranks} and {rollout.num_replicas} vLLM replicas (tp {rollout.tp_size})"
+
+
+def _ranks(members: Sequence[PlacedRole]) -> str:
+    sizes = parallel_sizes(members[0].parallel)
+    return (
+        f"{sizes.world_size} Megatron ranks for {', '.join(member.role.value for member in members)} (tp {sizes.tp}, pp {sizes.pp}, "
+        f"ep {sizes.ep}, etp {sizes.etp}, cp {sizes.cp}, dp {sizes.dp})"
+    )

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridrl.config.schema import ExperimentConfig, ModelInit, RouterReplay
+from hybridrl.config.schema import ExperimentConfig, RouterReplay
 from hybridrl.controller.connection import Connector
+from hybridrl.controller.launches import megatron_launch, place_pools
 from hybridrl.controller.probe import make_probe
 from hybridrl.controller.weight_sync import WeightSyncer
-from hybridrl.layout.cost import sequence_cost
+from hybridrl.layout.cost import SequenceCost, sequence_cost
 from hybridrl.layout.families import read_model_spec
-from hybridrl.layout.parallel import ParallelSizes, parallel_sizes
+from hybridrl.layout.roles import ModelRole, PlacedRole, by_pool, megatron_roles
 from hybridrl.layout.shard import ShardMap
+from hybridrl.layout.value_model import read_value_model_spec
 from hybridrl.reshard.transports import remove_leftovers
-from hybridrl.roles.deadline import inner_s
-from hybridrl.roles.future import wait_for, wait_for_both
-from hybridrl.roles.megatron_group import MegatronGroup
-from hybridrl.roles.megatron_worker import MegatronLaunch
-from hybridrl.roles.placement import RolePlacement, place_roles
+from hybridrl.roles.future import wait_all, wait_for
+from hybridrl.roles.megatron_policy import MegatronActor, MegatronPolicy
+from hybridrl.roles.megatron_pool import MegatronPool
+from hybridrl.roles.megatron_state import MegatronState
+from hybridrl.roles.megatron_value import MegatronCritic, MegatronRewardModel
+from hybridrl.roles.placement import PoolPlacement
 from hybridrl.roles.resources import Cluster, ResourcePool
 from hybridrl.roles.rollout_group import RolloutReplicas
 from hybridrl.roles.rollout_replica import RolloutLaunch
@@ -30,17 +33,32 @@ _LOGS_FOLDER = "logs"
 
 
 @dataclass(frozen=True, slots=True)
-class Roles:
-    """Roles that are up, hold the same weights as version 0, and are connected."""
+class MegatronModels:
+    """Megatron models that are up, each where it was placed; None where no role needs one.
 
-    actor: MegatronGroup
+    Attributes:
+        states: Of the models that are trained, the actor first.
+    """
+
+    actor: MegatronActor
+    reference: MegatronPolicy | None
+    critic: MegatronCritic | None
+    reward_model: MegatronRewardModel | None
+    states: tuple[MegatronState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Roles that are up; actor and replicas hold the same weights as version 0 and are connected."""
+
+    models: MegatronModels
     rollout: RolloutReplicas
     weight_sync: WeightSyncer
 
 
 @contextmanager
 def start_roles(config: ExperimentConfig, run_dir: Path, probe_token_ids: Sequence[int]) -> Iterator[Roles]:
-    """Start training ranks and replicas at the same time and connect them; end them all with the context.
+    """Start Megatron ranks and replicas at the same time and connect them; end them all with the context.
 
     Args:
         run_dir: Gets the logs of worker processes after an error.
@@ -49,29 +67,29 @@ def start_roles(config: ExperimentConfig, run_dir: Path, probe_token_ids: Sequen
     Raises:
         EngineError: A rank did not start; names role, rank and phase.
     """
-    sizes = parallel_sizes(config.actor.parallel)
-    placed = place_roles(
-        config.platform, config.placement, sizes.world_size, config.rollout.num_replicas, config.rollout.tp_size
-    )
-    with sync_session() as session, Cluster(config.ray_address, placed.num_cpus, run_dir / _LOGS_FOLDER) as cluster:
-        pools = [cluster.pool(bundles, config.trainer.startup_timeout_s) for bundles in placed.pools]
-        rollout = _rollout(config, placed, pools)
-        num_updates = config.trainer.num_steps * config.algorithm.mini_batches_per_step
-        actor = _actor(config, sizes, placed, pools, num_updates)
+    roles = megatron_roles(config)
+    placed = place_pools(config, roles, config.rollout.num_replicas)
+    with sync_session() as session, _pools(config, placed, run_dir) as pools:
+        rollout = _rollout(config, placed[config.placement.rollout], pools[config.placement.rollout])
+        num_steps = config.trainer.num_steps - (config.critic.warmup_steps if config.algorithm.needs_values else 0)
+        num_updates = num_steps * config.algorithm.mini_batches_per_step
+        ranks = _megatron_pools(config, roles, placed, pools, num_updates)
         try:
-            rollout_maps_pending = rollout.start()
-            actor_maps, rollout_maps = wait_for_both(actor.start(), rollout_maps_pending)
-            yield Roles(
-                actor, rollout, connect(actor, rollout, actor_maps, rollout_maps, config, session, probe_token_ids)
-            )
+            rollout_maps = rollout.start()
+            wait_all([*[pool.start() for pool in ranks.values()], rollout_maps])
+            models = _models(config, roles, ranks)
+            actor_maps = wait_for(models.actor.shard_maps())
+            syncer = connect(models.actor, rollout, actor_maps, rollout_maps.value(), config, session, probe_token_ids)
+            yield Roles(models, rollout, syncer)
         finally:
             rollout.close()
-            actor.close()
+            for pool in ranks.values():
+                pool.close()
 
 
 @contextmanager
-def start_actor(config: ExperimentConfig, num_updates: int, run_dir: Path) -> Iterator[MegatronGroup]:
-    """Start the training role alone; end it with the context.
+def start_actor(config: ExperimentConfig, num_updates: int, run_dir: Path) -> Iterator[MegatronActor]:
+    """Start the actor alone; end it with the context.
 
     Args:
         num_updates: Optimizer steps of the whole run.
@@ -80,16 +98,16 @@ def start_actor(config: ExperimentConfig, num_updates: int, run_dir: Path) -> It
     Raises:
         EngineError: A rank did not start; names role, rank and phase.
     """
-    sizes = parallel_sizes(config.actor.parallel)
-    placed = place_roles(config.platform, config.placement, sizes.world_size, 0, 1)
-    with Cluster(config.ray_address, placed.num_cpus, run_dir / _LOGS_FOLDER) as cluster:
-        pools = [cluster.pool(bundles, config.trainer.startup_timeout_s) for bundles in placed.pools if bundles]
-        actor = _actor(config, sizes, placed, pools, num_updates)
+    roles = megatron_roles(config)[:1]
+    placed = place_pools(config, roles, num_replicas=0)
+    with _pools(config, placed, run_dir) as pools:
+        ranks = _megatron_pools(config, roles, placed, pools, num_updates)
+        (pool,) = ranks.values()
         try:
-            wait_for(actor.start())
-            yield actor
+            wait_for(pool.start())
+            yield _models(config, roles, ranks).actor
         finally:
-            actor.close()
+            pool.close()
 
 
 @contextmanager
@@ -103,7 +121,7 @@ def sync_session() -> Iterator[str]:
 
 
 def connect(
-    actor: MegatronGroup,
+    actor: MegatronActor,
     rollout: RolloutReplicas,
     actor_maps: Sequence[ShardMap],
     rollout_maps: Sequence[ShardMap],
@@ -130,50 +148,64 @@ def connect(
     return syncer
 
 
-def _model_folder(config: ExperimentConfig) -> Path:
-    """Return the model's folder as every process can find it, whatever its working directory."""
-    return Path(config.model.path).absolute()
+@contextmanager
+def _pools(
+    config: ExperimentConfig, placed: Mapping[str, PoolPlacement], run_dir: Path
+) -> Iterator[dict[str, ResourcePool]]:
+    """Connect to Ray and reserve all pools."""
+    num_cpus = sum(pool.num_cpus for pool in placed.values())
+    with Cluster(config.ray_address, num_cpus, run_dir / _LOGS_FOLDER) as cluster:
+        timeout_s = config.trainer.startup_timeout_s
+        yield {name: cluster.pool(pool.bundles, timeout_s) for name, pool in placed.items()}
 
 
-def _rollout(config: ExperimentConfig, placed: RolePlacement, pools: Sequence[ResourcePool]) -> RolloutReplicas:
+def _rollout(config: ExperimentConfig, placed: PoolPlacement, pool: ResourcePool) -> RolloutReplicas:
     launch = RolloutLaunch(
-        _model_folder(config),
+        Path(config.model.path).absolute(),
         config.rollout,
         config.platform,
         config.data.task,
         config.seed,
         records_routing=config.actor.router_replay is RouterReplay.R3,
     )
-    return RolloutReplicas(pools[placed.rollout[0].pool], placed.rollout, launch, timeouts=config.trainer)
+    return RolloutReplicas(pool, placed.replicas, launch, timeouts=config.trainer)
 
 
-def _actor(
+def _megatron_pools(
     config: ExperimentConfig,
-    sizes: ParallelSizes,
-    placed: RolePlacement,
-    pools: Sequence[ResourcePool],
+    roles: Sequence[PlacedRole],
+    placed: Mapping[str, PoolPlacement],
+    pools: Mapping[str, ResourcePool],
     num_updates: int,
-) -> MegatronGroup:
-    algorithm = config.algorithm
-    launch = MegatronLaunch(
-        folder=_model_folder(config),
-        is_pretrained=config.model.init is ModelInit.PRETRAINED,
-        actor=config.actor,
-        precision=config.model.precision,
-        platform=config.platform,
-        seed=config.seed,
-        has_reference=algorithm.needs_reference,
-        num_optimizer_steps=num_updates,
-        timeout_s=inner_s(config.trainer.train_timeout_s),
-        replays_routing=config.actor.router_replay is not RouterReplay.OFF,
+) -> dict[str, MegatronPool]:
+    """Start the processes of all pools at once, which takes seconds for each."""
+    return {
+        name: MegatronPool(
+            pools[name], placed[name].ranks, megatron_launch(config, members, num_updates), timeouts=config.trainer
+        )
+        for name, members in by_pool(roles).items()
+    }
+
+
+def _models(config: ExperimentConfig, roles: Sequence[PlacedRole], pools: Mapping[str, MegatronPool]) -> MegatronModels:
+    temperature = config.rollout.temperature
+    actor, reference, critic, reward_model = ({each.role: each for each in roles}.get(role) for role in ModelRole)
+    assert actor is not None, roles
+    return MegatronModels(
+        actor=MegatronActor(
+            pools[actor.pool], _cost(actor), temperature=temperature, loss=config.algorithm.policy_loss
+        ),
+        reference=MegatronPolicy(pools[reference.pool], ModelRole.REFERENCE, _cost(reference), temperature=temperature)
+        if reference
+        else None,
+        critic=MegatronCritic(pools[critic.pool], _cost(critic), clip_value=config.critic.clip_value)
+        if critic
+        else None,
+        reward_model=MegatronRewardModel(pools[reward_model.pool], _cost(reward_model)) if reward_model else None,
+        states=tuple(MegatronState(pools[each.pool], each.role) for each in (actor, critic) if each),
     )
-    return MegatronGroup(
-        pools[placed.actor[0].pool],
-        placed.actor,
-        sizes,
-        launch,
-        temperature=config.rollout.temperature,
-        loss=algorithm.policy_loss,
-        cost=sequence_cost(read_model_spec(launch.folder)),
-        timeouts=config.trainer,
-    )
+
+
+def _cost(placed: PlacedRole) -> SequenceCost:
+    read = read_value_model_spec if placed.role.has_values else read_model_spec
+    return sequence_cost(read(placed.folder))

@@ -58,6 +58,7 @@ class Sample:
         text: The response, all turns, special tokens shown.
         routing: [num_tokens, num_moe_layers, top_k] int16 experts that the sampler chose, -1 where it computed nothing (the last
             token of the sample); None when they were not recorded.
+        is_greedy: Whether each token was the likeliest: the baseline of its prompt's other samples, which is not trained on.
     """
 
     prompt: Prompt
@@ -70,6 +71,7 @@ class Sample:
     num_turns: int
     text: str
     routing: NDArray[np.int16] | None = None
+    is_greedy: bool = False
 
     @property
     def num_response_tokens(self) -> int:

@@ -44,6 +44,7 @@ _SCHEMA = pa.schema(
     + [pa.field("prompt_token_ids", pa.list_(pa.int32()))]
     + [pa.field(name, pa.list_(pa.from_numpy_dtype(kind))) for name, kind in _PER_TOKEN.items()]
     + [pa.field("finish_reason", pa.string()), pa.field("num_turns", pa.int32()), pa.field("text", pa.string())]
+    + [pa.field("is_greedy", pa.bool_())]
     + [pa.field("routing", pa.list_(pa.int16())), pa.field("routing_shape", pa.list_(pa.int64()))]
 )
 
@@ -59,6 +60,7 @@ def _row(batch: int, sample: Sample) -> dict[str, object]:
         "finish_reason": sample.finish_reason.value,
         "num_turns": sample.num_turns,
         "text": sample.text,
+        "is_greedy": sample.is_greedy,
         "routing": None if routing is None else routing.reshape(-1),
         "routing_shape": None if routing is None else routing.shape,
     }
@@ -69,12 +71,14 @@ def _sample(row: dict[str, Any]) -> Sample:
     routing = None
     if row["routing_shape"] is not None:
         routing = np.array(row["routing"], dtype=np.int16).reshape(row["routing_shape"])
+    arrays: dict[str, Any] = {name: np.array(row[name], dtype=kind) for name, kind in _PER_TOKEN.items()}
     return Sample(
         prompt=Prompt(token_ids=tuple(row["prompt_token_ids"]), **prompt),
         sample_index=row["sample_index"],
-        **{name: np.array(row[name], dtype=kind) for name, kind in _PER_TOKEN.items()},
+        **arrays,
         finish_reason=FinishReason(row["finish_reason"]),
         num_turns=row["num_turns"],
         text=row["text"],
         routing=routing,
+        is_greedy=row["is_greedy"],
     )

@@ -86,6 +86,11 @@ class FastTokenizer:
         """Tokens in the vocabulary, added tokens included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Number of each token, added tokens included."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
+
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Encode the start of a sequence, with the tokens that the tokenizer puts first."""
         return tuple(self._backend.encode(text, add_special_tokens=True).ids)

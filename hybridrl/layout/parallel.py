@@ -7,9 +7,9 @@ Dense and expert layers have grids of their own over the same world: dense ``tp 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hybridrl.config.schema import ParallelConfig
+from hybridrl.config.schema import ParallelConfig, RoleParallelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,26 @@ def alignment(config: ParallelConfig) -> int:
     """
     is_cut = config.sequence_parallel and config.tp_size > 1
     return math.lcm(sequence_alignment(config), config.cp_size * (config.tp_size if is_cut else 1))
+
+
+def role_parallel(role: RoleParallelConfig, actor: ParallelConfig) -> ParallelConfig:
+    """Return the degrees of a role beside the actor: its own, and the actor's where it has none.
+
+    Worked example: the actor has tp 2, pp 2 and two chunks per rank. A critic with tp_size 1 has tp 1, pp 2 and two chunks; one
+    with pp_size 1 has tp 2, pp 1 and one chunk.
+    """
+    names = ("tp_size", "pp_size", "ep_size", "etp_size", "cp_size", "dp_size")
+    own = {name: degree for name in names if (degree := getattr(role, name)) is not None}
+    if role.pp_size is None:
+        return replace(actor, **own)
+    return replace(
+        actor,
+        **own,
+        vpp_size=1,
+        num_layers_in_first_pipeline_stage=None,
+        num_layers_in_last_pipeline_stage=None,
+        pipeline_layout=role.pipeline_layout,
+    )
 
 
 def parallel_sizes(config: ParallelConfig) -> ParallelSizes:

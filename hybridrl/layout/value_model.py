@@ -29,6 +29,11 @@ def read_value_model_spec(folder: Path) -> ModelSpec:
     return replace(spec, value_head=_find_head(read_checkpoint_index(folder), spec, folder) or _NEW_HEAD)
 
 
+def backbone(spec: ModelSpec) -> ModelSpec:
+    """Return a value model without its head, nor a vocabulary projection: what it has in common with a policy."""
+    return replace(spec, value_head=None, is_tied=True)  # tied, so that the projection is no tensor of the model
+
+
 def _find_head(index: dict[str, FileTensor], spec: ModelSpec, folder: Path) -> ValueHead | None:
     for name in _NAMES:
         weight, bias = f"{name}.weight", f"{name}.bias"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hybridrl.algos.advantage.estimate import UNAVAILABLE
 from hybridrl.config.schema import (
     AdvantageConfig,
     AdvantageEstimator,
@@ -32,6 +31,7 @@ _READ_EPSILON = (
     AdvantageEstimator.GRPO,
     AdvantageEstimator.REINFORCE_PP,
     AdvantageEstimator.REINFORCE_PP_BASELINE,
+    AdvantageEstimator.GAE,
 )
 _OVER_SEQUENCES = (PolicyLossKind.GSPO, PolicyLossKind.GMPO)
 _LOSSES_THAT_READ: dict[str, tuple[PolicyLossKind, ...]] = {
@@ -91,14 +91,27 @@ def _unread_by_functions(algorithm: AlgorithmConfig) -> Iterator[tuple[str, str]
     advantage, loss = algorithm.advantage, algorithm.policy_loss
     if advantage.path is not None:
         yield "algorithm.advantage.estimator", "when algorithm.advantage.path is set"
-    elif advantage.estimator not in _READ_EPSILON:
-        yield "algorithm.advantage.epsilon", f"when algorithm.advantage.estimator is {advantage.estimator.value}"
+    else:
+        yield from _unread_by_estimator(advantage)
     if loss.path is not None:
         yield "algorithm.policy_loss.kind", "when algorithm.policy_loss.path is set"
         return
     for name, kinds in _LOSSES_THAT_READ.items():
         if loss.kind not in kinds:
             yield f"algorithm.policy_loss.{name}", f"when algorithm.policy_loss.kind is {loss.kind.value}"
+
+
+def _unread_by_estimator(advantage: AdvantageConfig) -> Iterator[tuple[str, str]]:
+    section, reason = "algorithm.advantage", f"when algorithm.advantage.estimator is {advantage.estimator.value}"
+    for name in ("needs_values", "needs_greedy"):
+        yield f"{section}.{name}", f"when {section}.path is null"
+    if advantage.estimator not in _READ_EPSILON:
+        yield f"{section}.epsilon", reason
+    if advantage.estimator is not AdvantageEstimator.GAE:
+        for name in ("discount", "trace_decay", "whiten"):
+            yield f"{section}.{name}", reason
+    elif not advantage.whiten:
+        yield f"{section}.epsilon", f"when {section}.whiten is false"
 
 
 def _unread_by_correction(algorithm: AlgorithmConfig) -> Iterator[tuple[str, str]]:
@@ -134,15 +147,11 @@ def _check_estimator(report: Report, algorithm: AlgorithmConfig) -> None:
     advantage, key = algorithm.advantage, "algorithm.advantage.estimator"
     if advantage.path is not None:
         return
-    if advantage.estimator in UNAVAILABLE:
-        ready = ", ".join(each.value for each in AdvantageEstimator if each not in UNAVAILABLE)
-        reason = f"it needs {UNAVAILABLE[advantage.estimator]}"
-        report.add(key, advantage.estimator.value, f"one of {ready}: {reason}", "choose another")
     if advantage.estimator in _NEED_GROUPS and algorithm.samples_per_prompt < 2:
         expected = f"at least 2, since {key} is {advantage.estimator.value}, which compares samples of one prompt"
         samples = algorithm.samples_per_prompt
         report.add("algorithm.samples_per_prompt", samples, expected, "raise it", related=(key,))
-    if algorithm.max_sampling_rounds > 1 and algorithm.samples_per_prompt < 2:
+    if algorithm.max_sampling_rounds > 1 and algorithm.samples_per_prompt < 2 and not algorithm.needs_greedy:
         expected = "1, since algorithm.samples_per_prompt is 1: rewards of a single sample are always equal"
         related = ("algorithm.samples_per_prompt",)
         report.add(

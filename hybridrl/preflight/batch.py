@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridrl.agents import max_added_tokens
-from hybridrl.config.schema import ExperimentConfig
+from hybridrl.config.schema import ExperimentConfig, ParallelConfig
 from hybridrl.layout.parallel import alignment
+from hybridrl.layout.roles import megatron_roles
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report, divisors
 
@@ -53,9 +54,13 @@ def check_batch(report: Report, config: ExperimentConfig, command: Command) -> B
     if total % mini_batches:
         expected = f"a divisor of {origin} = {total} samples per step"
         report.add("algorithm.mini_batches_per_step", mini_batches, expected, _choose(total), related=total_keys)
-    elif batch.samples_per_update < batch.dp_size:
-        expected = f"at most the {batch.samples_per_update} samples per optimizer step ({origin} / {mini_batches})"
-        report.add("actor.parallel.dp_size", batch.dp_size, expected, "lower it", related=total_keys)
+        return batch
+    actor_role, *beside = megatron_roles(config)
+    others = [placed for placed in beside if placed.parallel.dp_size != actor_role.parallel.dp_size]
+    for placed in (actor_role, *(others if command is Command.TRAIN else ())):
+        if batch.samples_per_update < (dp_size := placed.parallel.dp_size):
+            expected = f"at most the {batch.samples_per_update} samples per optimizer step ({origin} / {mini_batches})"
+            report.add(f"{placed.section}.parallel.dp_size", dp_size, expected, "lower it", related=total_keys)
     return batch
 
 
@@ -71,12 +76,30 @@ def check_tokens(report: Report, config: ExperimentConfig) -> None:
         )
         related = ("data.max_prompt_tokens", "rollout.max_response_tokens", "data.task")
         report.add("rollout.max_model_tokens", rollout.max_model_tokens, expected, "raise it", related=related)
-    budget, multiple = config.actor.micro_batch.tokens, alignment(config.actor.parallel)
-    longest = -(-rollout.max_model_tokens // multiple) * multiple
-    if budget < longest:
-        expected = f"at least {longest}, the longest sample (rollout.max_model_tokens) as a multiple of {multiple}"
-        causes = ("rollout.max_model_tokens", "actor.parallel")
-        report.add("actor.micro_batch.tokens", budget, expected, "raise it", related=causes)
+    check_budget(report, config, "actor.micro_batch.tokens", "actor.parallel", config.actor.parallel)
+
+
+def check_budget(
+    report: Report,
+    config: ExperimentConfig,
+    key: str,
+    section: str,
+    parallel: ParallelConfig,
+    budget: int | None = None,
+) -> None:
+    """Check that the longest sample fits into a micro-batch of a role.
+
+    Args:
+        key: Of the role's budget.
+        section: Of its degrees.
+        budget: Tokens; None takes those of the actor.
+    """
+    budget = budget or config.actor.micro_batch.tokens
+    multiple, longest = alignment(parallel), config.rollout.max_model_tokens
+    aligned = -(-longest // multiple) * multiple
+    if budget < aligned:
+        expected = f"at least {aligned}, the longest sample (rollout.max_model_tokens) as a multiple of {multiple}"
+        report.add(key, budget, expected, "raise it", related=("rollout.max_model_tokens", section))
 
 
 def _choose(total: int) -> str:

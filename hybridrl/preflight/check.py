@@ -1,6 +1,6 @@
 """Everything that can be known to be wrong before anything starts, found in one go.
 
-    YAML and overrides -> Draft (faults of single keys) -> platform, model, batches, sampling, inputs, optimizer, modes -> ConfigError with all of them
+    YAML and overrides -> Draft (faults of single keys) -> platform, model, roles, batches, sampling, inputs, optimizer, modes -> ConfigError with all of them
 
 Nothing here imports an engine: a faulty configuration is refused in well under a second.
 """
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridrl.config.load import Draft, read_draft
-from hybridrl.config.schema import ExperimentConfig
+from hybridrl.config.schema import ExperimentConfig, ParallelConfig
 from hybridrl.errors import ConfigError
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import parallel_sizes
+from hybridrl.layout.roles import by_pool, megatron_roles
 from hybridrl.preflight.algorithm import check_algorithm
 from hybridrl.preflight.batch import BatchArithmetic, check_batch, check_tokens
 from hybridrl.preflight.command import Command
@@ -26,6 +27,7 @@ from hybridrl.preflight.modes import check_modes
 from hybridrl.preflight.optimizer import check_optimizer
 from hybridrl.preflight.platform import check_platform
 from hybridrl.preflight.report import Report
+from hybridrl.preflight.roles import check_roles
 from hybridrl.preflight.sampling import check_sampling
 
 
@@ -40,17 +42,26 @@ class Checked:
 
     def summary(self) -> str:
         """Describe the run in a few lines: model, ranks and batch arithmetic."""
-        parallel, rollout, spec = self.config.actor.parallel, self.config.rollout, self.spec
+        config, spec = self.config, self.spec
         num_parameters = sum(math.prod(tensor.shape) for tensor in spec.tensors().values())
-        degrees = "tp {0.tp_size} x pp {0.pp_size} x cp {0.cp_size} x dp {0.dp_size}, experts ep {0.ep_size} x etp {0.etp_size}"
         lines = [
-            f"{self.config.name}: ready for hybridrl {self.command.value}",
+            f"{config.name}: ready for hybridrl {self.command.value}",
             f"  model    {spec.family}, {len(spec.layers)} layers, {num_parameters:,} parameters",
-            f"  actor    {parallel_sizes(parallel).world_size} rank(s): {degrees.format(parallel)}",
         ]
+        roles = megatron_roles(config) if self.command is Command.TRAIN else megatron_roles(config)[:1]
+        for members in by_pool(roles).values():
+            names = ", ".join(member.role.value for member in members)
+            lines.append(f"  {names:<8} {_ranks(members[0].parallel)}")
         if self.command is Command.TRAIN:
-            lines.append(f"  rollout  {rollout.num_replicas} vLLM replica(s), tp {rollout.tp_size}")
+            lines.append(f"  rollout  {config.rollout.num_replicas} vLLM replica(s), tp {config.rollout.tp_size}")
         return "\n".join([*lines, f"  batch    {self.batch}"])
+
+
+def _ranks(parallel: ParallelConfig) -> str:
+    degrees = (
+        "tp {0.tp_size} x pp {0.pp_size} x cp {0.cp_size} x dp {0.dp_size}, experts ep {0.ep_size} x etp {0.etp_size}"
+    )
+    return f"{parallel_sizes(parallel).world_size} rank(s): {degrees.format(parallel)}"
 
 
 def load_checked(path: Path, overrides: Sequence[str], command: Command) -> Checked:
@@ -71,6 +82,7 @@ def check_draft(draft: Draft, command: Command) -> Checked:
     config, report = draft.config, Report(draft)
     check_platform(report, config, command)
     spec = check_model(report, config, command)
+    check_roles(report, config, command, spec)
     batch = check_batch(report, config, command)
     if command is Command.TRAIN:
         check_tokens(report, config)

@@ -16,8 +16,6 @@ from hybridrl.preflight.pipeline import check_pipeline
 from hybridrl.preflight.report import Report, divisors
 from hybridrl.preflight.tokenizer import check_tokenizer
 
-_PARALLEL = "actor.parallel"
-
 
 def check_model(report: Report, config: ExperimentConfig, command: Command) -> ModelSpec | None:
     """Check the model folder and everything that depends on the model; returns its spec when it could be read."""
@@ -40,7 +38,7 @@ def check_model(report: Report, config: ExperimentConfig, command: Command) -> M
             report.add(
                 "model.path", got, f"at most the model's vocab_size {spec.vocab_size}", "use the model's own tokenizer"
             )
-        _check_actor_degrees(report, config.actor.parallel, spec)
+        check_degrees(report, "actor.parallel", config.actor.parallel, spec)
         _check_balance(report, config.actor.moe, spec)
         if command is Command.TRAIN:
             _check_rollout(report, config, spec)
@@ -91,31 +89,32 @@ def _check_weights(report: Report, config: ExperimentConfig, command: Command, s
         report.add("model.path", folder, "the model's weights", str(e), related=("model.init",))
 
 
-def _check_actor_degrees(report: Report, parallel: ParallelConfig, spec: ModelSpec) -> None:
+def check_degrees(report: Report, section: str, parallel: ParallelConfig, spec: ModelSpec) -> None:
+    """Check parallel degrees against each other and against the sizes of the model.
+
+    Args:
+        section: Of the degrees, e.g. ``actor.parallel``.
+    """
     attention = spec.layers[0].attention
-    _check_heads(report, f"{_PARALLEL}.tp_size", parallel.tp_size, attention)
-    check_pipeline(report, parallel, spec)
+    _check_heads(report, f"{section}.tp_size", parallel.tp_size, attention)
+    check_pipeline(report, section, parallel, spec)
     dense_sizes = {layer.mlp.intermediate_size for layer in spec.layers if isinstance(layer.mlp, GatedMlp)}
     for size in sorted(dense_sizes):
-        _check_divides(
-            report, f"{_PARALLEL}.tp_size", parallel.tp_size, size, "rows of a dense MLP (intermediate_size)"
-        )
+        _check_divides(report, f"{section}.tp_size", parallel.tp_size, size, "rows of a dense MLP (intermediate_size)")
     experts = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeMlp)]
     if not experts:
         for name, degree in (("ep_size", parallel.ep_size), ("etp_size", parallel.etp_size)):
             if degree > 1:
-                report.add(f"{_PARALLEL}.{name}", degree, "1, since the model has no experts", "set it to 1")
+                report.add(f"{section}.{name}", degree, "1, since the model has no experts", "set it to 1")
         return
     for count in sorted({mlp.num_experts for mlp in experts}):
-        _check_divides(report, f"{_PARALLEL}.ep_size", parallel.ep_size, count, "experts")
+        _check_divides(report, f"{section}.ep_size", parallel.ep_size, count, "experts")
     for size in sorted({mlp.intermediate_size for mlp in experts}):
         what = "rows of an expert (moe_intermediate_size)"
-        _check_divides(report, f"{_PARALLEL}.etp_size", parallel.etp_size, size, what)
+        _check_divides(report, f"{section}.etp_size", parallel.etp_size, size, what)
     if parallel.tp_size > 1 and not parallel.sequence_parallel:
         expected = "true, since tp_size > 1 and the model has experts"
-        report.add(
-            f"{_PARALLEL}.sequence_parallel", "false", expected, "set it to true", related=(f"{_PARALLEL}.tp_size",)
-        )
+        report.add(f"{section}.sequence_parallel", "false", expected, "set it to true", related=(f"{section}.tp_size",))
 
 
 def _check_rollout(report: Report, config: ExperimentConfig, spec: ModelSpec) -> None:

@@ -9,6 +9,7 @@ from hybridrl.preflight.algorithm import unread_by_algorithm
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
 from hybridrl.preflight.reward import unread_of_reward
+from hybridrl.preflight.roles import unread_by_roles
 
 _SFT_READS_OF_TRAINER = ("trainer.train_timeout_s", "trainer.startup_timeout_s")
 _FILES_ONLY = (
@@ -26,24 +27,11 @@ _FILES_ONLY = (
 
 def check_modes(report: Report, config: ExperimentConfig, command: Command) -> None:
     """Check combinations of settings."""
-    _check_parallel(report, config)
     trainer = config.trainer
     if trainer.stop_at_accuracy is not None and trainer.eval_every_steps == 0:
         key, expected = "trainer.stop_at_accuracy", "null, since trainer.eval_every_steps is 0"
         report.add(key, trainer.stop_at_accuracy, expected, "turn evaluation on", related=("trainer.eval_every_steps",))
     _check_unread(report, config, command)
-
-
-def _check_parallel(report: Report, config: ExperimentConfig) -> None:
-    parallel = config.actor.parallel
-    ranks = parallel.tp_size * parallel.cp_size * parallel.dp_size
-    expert_ranks = parallel.ep_size * parallel.etp_size
-    if ranks % expert_ranks:
-        key = "actor.parallel.ep_size" if parallel.ep_size > 1 else "actor.parallel.etp_size"
-        got = f"ep_size {parallel.ep_size} x etp_size {parallel.etp_size} = {expert_ranks}"
-        sizes = f"tp_size {parallel.tp_size} x cp_size {parallel.cp_size} x dp_size {parallel.dp_size}"
-        expected = f"a divisor of the ranks of a pipeline stage, {sizes} = {ranks}"
-        report.add(key, got, expected, "lower it or raise dp_size", related=("actor.parallel",))
 
 
 def _check_unread(report: Report, config: ExperimentConfig, command: Command) -> None:
@@ -62,8 +50,19 @@ def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, s
     if command is Command.TRAIN:
         yield "sft", "by hybridrl train"
         yield from unread_by_algorithm(config.algorithm)
+        yield from unread_by_roles(config)
     else:
-        sections = ("placement", "rollout", "reward", "algorithm", "weight_sync", "trainer", "checkpoint")
+        sections = (
+            "placement",
+            "reference",
+            "critic",
+            "rollout",
+            "reward",
+            "algorithm",
+            "weight_sync",
+            "trainer",
+            "checkpoint",
+        )
         for section in (*sections, "data.eval_path", "data.num_eval_prompts", "data.eval_samples_per_prompt"):
             yield section, "by hybridrl sft"
         yield "actor.router_replay", "by hybridrl sft"

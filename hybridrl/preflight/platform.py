@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybridrl.config.schema import ExperimentConfig, Placement, Platform, TransportName
+from hybridrl.config.schema import ExperimentConfig, PlacementConfig, Platform, TransportName
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
 
@@ -25,11 +25,14 @@ def _refuse_training_on_gpus(report: Report) -> None:
 
 
 def _check_devices_are_not_shared(report: Report, config: ExperimentConfig) -> None:
-    if config.placement is Placement.COLOCATED:
-        expected = (
-            "split, since platform is cuda: weights do not move between two processes on one device (no CUDA IPC)"
-        )
-        report.add("placement", "colocated", expected, "set it to split", related=("platform",))
+    if _is_shared(config.placement):
+        pool = config.placement.rollout
+        expected = "a pool other than that of placement.actor, since platform is cuda: weights do not move between two processes on one device (no CUDA IPC)"
+        report.add("placement.rollout", pool, expected, "name another", related=("platform", "placement.actor"))
+
+
+def _is_shared(placement: PlacementConfig) -> bool:
+    return placement.rollout == placement.actor
 
 
 def _check_transport(report: Report, config: ExperimentConfig) -> None:
@@ -37,6 +40,7 @@ def _check_transport(report: Report, config: ExperimentConfig) -> None:
     if wanted in _BETWEEN_DEVICES and config.platform is Platform.CPU:
         expected = "auto, shm, gloo or mixed, since platform is cpu: it moves bytes between CUDA devices"
         report.add(key, wanted.value, expected, "set it to auto", related=("platform",))
-    elif wanted is TransportName.NCCL and config.placement is Placement.COLOCATED:
-        expected = "auto or cuda_ipc, since placement is colocated: NCCL does not take two ranks on one device"
-        report.add(key, wanted.value, expected, "set it to auto, or placement to split", related=("placement",))
+    elif wanted is TransportName.NCCL and _is_shared(config.placement):
+        expected = "auto or cuda_ipc, since actor and rollout share a pool: NCCL does not take two ranks on one device"
+        next_step = "set it to auto, or placement.rollout to a pool of its own"
+        report.add(key, wanted.value, expected, next_step, related=("placement",))

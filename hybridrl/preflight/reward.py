@@ -11,6 +11,7 @@ from hybridrl.config.schema import ExperimentConfig, RewardConfig
 from hybridrl.errors import ConfigError
 from hybridrl.preflight.report import Report
 from hybridrl.rewards.function import find_function
+from hybridrl.rewards.parts import part_weights
 
 _PACKAGES = {"reward.math_weight": "math_verify", "reward.reasoning_gym_weight": "reasoning_gym"}
 
@@ -18,10 +19,8 @@ _PACKAGES = {"reward.math_weight": "math_verify", "reward.reasoning_gym_weight":
 def check_reward(report: Report, config: ExperimentConfig) -> None:
     """Check the parts of the reward of prompts from files."""
     reward = config.reward
-    if reward.model_path is not None:
-        next_step = "remove it; use reward.http for a model that is served"
-        report.add("reward.model_path", reward.model_path, "null: reward models are not supported", next_step)
-    if not any(_weights(reward).values()):
+    weights = part_weights(reward)
+    if not any(weights.values()) and reward.model.weight == 0:
         expected = "file.py:function or the weight of another part of the reward, since data.task is file"
         report.add("reward.function", "nothing", expected, "write one and name it here", related=("data.task",))
     if reward.function is not None:
@@ -31,9 +30,9 @@ def check_reward(report: Report, config: ExperimentConfig) -> None:
             report.add_error("reward.function", e)
     _check_parts(report, reward)
     for key, package in _PACKAGES.items():
-        if _weights(reward)[key] > 0 and importlib.util.find_spec(package) is None:
+        if weights[key] > 0 and importlib.util.find_spec(package) is None:
             expected = f"0, since the package {package} is not installed"
-            report.add(key, _weights(reward)[key], expected, "install it, see docs/rewards.md")
+            report.add(key, weights[key], expected, "install it, see docs/rewards.md")
 
 
 def unread_of_reward(reward: RewardConfig) -> Iterator[tuple[str, str]]:
@@ -42,23 +41,12 @@ def unread_of_reward(reward: RewardConfig) -> Iterator[tuple[str, str]]:
         ("format", reward.format.weight),
         ("code", reward.code.weight),
         ("http", reward.http.weight),
+        ("model", reward.model.weight),
     ):
         if weight == 0:
             yield f"reward.{section}", f"when reward.{section}.weight is 0"
     if reward.function is None:
         yield "reward.function_weight", "when reward.function is null"
-
-
-def _weights(reward: RewardConfig) -> dict[str, float]:
-    return {
-        "reward.function": reward.function_weight if reward.function is not None else 0.0,
-        "reward.exact_weight": reward.exact_weight,
-        "reward.math_weight": reward.math_weight,
-        "reward.reasoning_gym_weight": reward.reasoning_gym_weight,
-        "reward.format.weight": reward.format.weight,
-        "reward.code.weight": reward.code.weight,
-        "reward.http.weight": reward.http.weight,
-    }
 
 
 def _check_parts(report: Report, reward: RewardConfig) -> None:
@@ -76,6 +64,8 @@ def _check_parts(report: Report, reward: RewardConfig) -> None:
         )
         related = ("reward.sample_timeout_s",)
         report.add("reward.code.timeout_s", f"{reward.code.timeout_s:g}", expected, "lower it", related=related)
+    if reward.model.weight > 0 and reward.model.path is None:
+        report.add("reward.model.path", "nothing", "a checkpoint, since reward.model.weight is above 0", "set it")
     if reward.http.weight > 0:
         parts = urlsplit(reward.http.url or "")
         if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -27,6 +27,19 @@ class WeightedPart:
     part: RewardPart
 
 
+def part_weights(config: RewardConfig) -> dict[str, float]:
+    """Return the weight of every part that scores text, by the key that turns it on; 0 is off."""
+    return {
+        "reward.function": config.function_weight if config.function is not None else 0.0,
+        "reward.exact_weight": config.exact_weight,
+        "reward.math_weight": config.math_weight,
+        "reward.reasoning_gym_weight": config.reasoning_gym_weight,
+        "reward.format.weight": config.format.weight,
+        "reward.code.weight": config.code.weight,
+        "reward.http.weight": config.http.weight,
+    }
+
+
 def make_parts(config: RewardConfig) -> list[WeightedPart]:
     """Build every part that is on.
 

@@ -68,6 +68,16 @@ def collect_scores(samples: Sequence[Sample], scores: Sequence[Score], on_error:
     )
 
 
+def weighted_sum(first: RewardResult, second: RewardResult, weight: float) -> RewardResult:
+    """Return first + weight * second of the same samples; a sample without a score in one of them has none."""
+    is_scored = first.is_scored & second.is_scored
+    return RewardResult(
+        rewards=np.where(is_scored, first.rewards + np.float32(weight) * second.rewards, np.float32(0)),
+        is_scored=is_scored,
+        num_failures={kind: first.num_failures[kind] + second.num_failures[kind] for kind in FailureKind},
+    )
+
+
 def _describe(failures: Sequence[tuple[Sample, ScoringFailure]], num_samples: int) -> str:
     sample, failure = failures[0]
     name = f"sample {sample.sample_index} of prompt {sample.prompt.prompt_id} ({sample.prompt.source})"

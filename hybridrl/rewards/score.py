@@ -2,6 +2,8 @@
 
     reward = sum of weight * part over the parts that are on (``parts.py``, in ``worker.py``)
 
+A reward model runs on devices, beside all this: the controller adds its scores.
+
 A sample whose scoring fails is never given a reward: it is dropped and counted, or it fails the run.
 """
 
@@ -17,6 +19,7 @@ from hybridrl.config.schema import RewardConfig, RewardFailure, TaskName
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError
 from hybridrl.rewards.function import RewardFunction, find_function
+from hybridrl.rewards.parts import part_weights
 from hybridrl.rewards.process import ScoringProcess
 from hybridrl.rewards.request import score_request
 from hybridrl.rewards.result import FailureKind, RewardResult, Score, ScoringFailure, collect_scores
@@ -52,6 +55,8 @@ def make_scorer(config: RewardConfig, task: TaskName, stop_texts: Sequence[str] 
     built_in = task_reward(task)
     if built_in is not None:
         return BuiltInScorer(built_in)
+    if not any(part_weights(config).values()):
+        return BuiltInScorer(lambda response, answer: 0.0)  # a reward model alone
     if config.function is not None:
         find_function(config.function)
     return ProcessScorer(config, stop_texts)

@@ -1,4 +1,4 @@
-"""One training rank as a Ray actor: the actor model, and the frozen reference beside it when a KL term needs one.
+"""One Megatron rank as a Ray actor: its part of every model of its pool, each with a role.
 
 This module imports no engine: torch reads its thread settings when it is first imported, so the worker sets its
 environment first and imports the engine after.
@@ -14,48 +14,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridrl.config.schema import ActorConfig, Platform, PolicyLossConfig, Precision
-from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
+from hybridrl.config.schema import Platform, PolicyLossConfig
+from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch, ValueBatch
 from hybridrl.errors import EngineError
+from hybridrl.layout.roles import ModelRole
 from hybridrl.layout.shard import Place, ShardMap
+from hybridrl.roles.megatron_launch import MegatronLaunch, ModelLaunch
 from hybridrl.roles.node import meeting_address, this_node
 from hybridrl.roles.ports import free_port
 
 if TYPE_CHECKING:
     from hybridrl.checkpoint.manifest import FileRecord
     from hybridrl.engines.megatron.engine import MegatronEngine
-    from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
-    from hybridrl.layout.model import ModelSpec
+    from hybridrl.engines.megatron.process_groups import ProcessGroups
+    from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics, ValueMetrics
+    from hybridrl.engines.megatron.value_engine import ValueEngine
     from hybridrl.reshard.executor import Sender, TransferReport
     from hybridrl.reshard.plan import Plan
     from hybridrl.reshard.transports import Rendezvous, Transport
-
-ROLE = "actor"
-
-
-@dataclass(frozen=True, slots=True)
-class MegatronLaunch:
-    """What a training rank needs to start.
-
-    Attributes:
-        folder: HF checkpoint to start from.
-        is_pretrained: Whether to load its weights; otherwise they are drawn from the seed.
-        has_reference: Whether to keep a frozen copy of the starting weights.
-        num_optimizer_steps: Steps of the whole run.
-        replays_routing: Whether updates take recorded experts.
-        timeout_s: Bound on every collective.
-    """
-
-    folder: Path
-    is_pretrained: bool
-    actor: ActorConfig
-    precision: Precision
-    platform: Platform
-    seed: int
-    has_reference: bool
-    num_optimizer_steps: int
-    timeout_s: float
-    replays_routing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +55,16 @@ class _Connection:
 
 
 class MegatronWorker:
-    """The methods that the role's group calls on every rank, in the same order."""
+    """The methods that the groups of the pool call on every rank, in the same order."""
 
     def __init__(self, rank: int, launch: MegatronLaunch) -> None:
         self._rank = rank
         self._launch = launch
+        self._policies: dict[ModelRole, MegatronEngine] = {}
+        self._value_models: dict[ModelRole, ValueEngine] = {}
         self._connection: _Connection | None = None
         self._writer = ThreadPoolExecutor(1)
-        self._saving: PendingRecord[FileRecord] | None = None
+        self._saving: dict[ModelRole, PendingRecord[FileRecord]] = {}
         os.environ.update(_environment(launch))
 
     def rendezvous(self) -> tuple[str, int]:
@@ -94,10 +72,9 @@ class MegatronWorker:
         address = meeting_address()
         return address, free_port(address)
 
-    def start(self, host: str, port: int) -> ShardMap:
-        """Join the other ranks, build the models and load the weights; return where this rank keeps them."""
+    def start(self, host: str, port: int) -> None:
+        """Join the other ranks, build the models and load the weights."""
         from hybridrl.engines.megatron.process_groups import start_process_group
-        from hybridrl.layout.families import read_model_spec
         from hybridrl.reshard.transports.store import address_towards, interface_of
 
         launch = self._launch
@@ -105,30 +82,38 @@ class MegatronWorker:
         if interface := interface_of(address_towards(host, port)):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         groups = start_process_group(
-            self._rank, launch.actor.parallel, launch.platform, f"tcp://{host}:{port}", launch.timeout_s, 0
+            self._rank, launch.parallel, launch.platform, f"tcp://{host}:{port}", launch.timeout_s, 0
         )
-        self._spec = read_model_spec(launch.folder)
-        self._actor = self._build(self._spec, groups, is_trained=True)
-        self._reference = self._build(self._spec, groups, is_trained=False) if launch.has_reference else None
+        for model in launch.models:
+            self._build(model, groups)
+
+    def shard_map(self) -> ShardMap:
+        """Return where this rank keeps the actor's weights."""
         return self._actor.shard_map(self._place())
 
-    def logprobs(self, batch: SequenceBatch, temperature: float) -> LogprobResult | None:
-        """Run the actor forward; see :meth:`MegatronEngine.logprobs`."""
-        return self._actor.logprobs(batch, temperature)
+    def logprobs(self, role: ModelRole, batch: SequenceBatch, temperature: float) -> LogprobResult | None:
+        """Run a policy forward; see :meth:`MegatronEngine.logprobs`."""
+        return self._policies[role].logprobs(batch, temperature)
 
-    def ref_logprobs(self, batch: SequenceBatch, temperature: float) -> LogprobResult | None:
-        """Run the reference forward."""
-        if self._reference is None:
-            raise EngineError("ref_logprobs without a reference model; set algorithm.policy_loss.kl_coef above 0")
-        return self._reference.logprobs(batch, temperature)
+    def values(self, batch: SequenceBatch) -> Floats | None:
+        """Run the critic forward; see :meth:`ValueEngine.values`."""
+        return self._value_models[ModelRole.CRITIC].values(batch)
+
+    def rewards(self, batch: SequenceBatch) -> Floats | None:
+        """Run the reward model forward; see :meth:`ValueEngine.rewards`."""
+        return self._value_models[ModelRole.REWARD_MODEL].rewards(batch)
 
     def update(self, batch: PolicyBatch, loss: PolicyLossConfig, temperature: float) -> UpdateMetrics | None:
-        """Take one optimizer step; see :meth:`MegatronEngine.update`."""
+        """Take one optimizer step of the actor; see :meth:`MegatronEngine.update`."""
         return self._actor.update(batch, loss, temperature)
 
     def update_supervised(self, batch: SequenceBatch, loss_weights: Floats) -> UpdateMetrics | None:
-        """Take one supervised optimizer step; see :meth:`MegatronEngine.update_supervised`."""
+        """Take one supervised optimizer step of the actor; see :meth:`MegatronEngine.update_supervised`."""
         return self._actor.update_supervised(batch, loss_weights)
+
+    def update_values(self, batch: ValueBatch, clip_value: float | None) -> ValueMetrics | None:
+        """Take one optimizer step of the critic; see :meth:`ValueEngine.update_values`."""
+        return self._value_models[ModelRole.CRITIC].update_values(batch, clip_value)
 
     def connect_sync(self, rendezvous: Rendezvous, plan: Plan, verify: bool) -> None:
         """Connect to the rollout workers, which connect at the same time; an earlier connection is closed.
@@ -156,22 +141,22 @@ class MegatronWorker:
         """Write this rank's share of an HF checkpoint; see :meth:`MegatronEngine.save_checkpoint`."""
         self._actor.save_checkpoint(folder)
 
-    def begin_save(self, folder: Path) -> None:
-        """Copy this rank's training state into host memory, and go on while a thread writes it into a folder."""
+    def begin_save(self, role: ModelRole, folder: Path) -> None:
+        """Copy this rank's training state of a model into host memory, and go on while a thread writes it into a folder."""
         from hybridrl.checkpoint.folder import rank_file
         from hybridrl.checkpoint.state_file import write_rank_state
 
-        path = folder / rank_file(ROLE, self._rank)
-        self._saving = self._writer.submit(write_rank_state, path, self._actor.state.snapshot())
+        path = folder / rank_file(role.value, self._rank)
+        self._saving[role] = self._writer.submit(write_rank_state, path, self._trained(role).state.snapshot())
 
-    def poll_save(self, wait_s: float) -> RankSave:
-        """Return how the save that was begun last stands, after at most `wait_s` seconds."""
-        assert self._saving is not None, "poll_save before begin_save"
-        wait([self._saving], wait_s)
-        if not self._saving.done():
+    def poll_save(self, role: ModelRole, wait_s: float) -> RankSave:
+        """Return how the save of a model that was begun last stands, after at most `wait_s` seconds."""
+        saving = self._saving[role]
+        wait([saving], wait_s)
+        if not saving.done():
             return RankSave(is_done=False)
         try:
-            return RankSave(is_done=True, record=self._saving.result())
+            return RankSave(is_done=True, record=saving.result())
         except OSError as e:
             return RankSave(is_done=True, error=str(e))
 
@@ -182,32 +167,45 @@ class MegatronWorker:
         found = (damage_of(folder, name, record, reads_content=True) for name, record in files.items())
         return [damage for damage in found if damage]
 
-    def load_state(self, paths: Sequence[Path]) -> None:
+    def load_state(self, role: ModelRole, paths: Sequence[Path]) -> None:
         """Take over the training state that the ranks of any layout wrote; see :meth:`TrainingState.load`."""
-        self._actor.state.load(list(paths))
+        self._trained(role).state.load(list(paths))
 
-    def _build(self, spec: ModelSpec, groups: Any, *, is_trained: bool) -> MegatronEngine:
+    def _trained(self, role: ModelRole) -> MegatronEngine:
+        return self._value_models[role] if role.has_values else self._policies[role]
+
+    @property
+    def _actor(self) -> MegatronEngine:
+        return self._policies[ModelRole.ACTOR]
+
+    def _build(self, model: ModelLaunch, groups: ProcessGroups) -> None:
         from hybridrl.engines.megatron.engine import MegatronEngine
+        from hybridrl.engines.megatron.value_engine import ValueEngine
+        from hybridrl.layout.families import read_model_spec
+        from hybridrl.layout.value_model import read_value_model_spec
 
         launch = self._launch
-        engine = MegatronEngine(
-            spec,
-            launch.folder,
-            launch.actor.parallel,
-            launch.precision,
-            launch.platform,
-            launch.actor.optimizer if is_trained else None,
-            launch.actor.micro_batch,
-            launch.seed,
-            groups,
-            launch.num_optimizer_steps,
-            recompute=launch.actor.recompute,
-            replays_routing=is_trained and launch.replays_routing,
-            moe=launch.actor.moe,
-        )
-        if launch.is_pretrained:
-            engine.load_checkpoint(launch.folder)
-        return engine
+        arguments: dict[str, Any] = {
+            "hf_folder": model.folder,
+            "parallel": launch.parallel,
+            "precision": launch.precision,
+            "platform": launch.platform,
+            "optimizer": model.optimizer,
+            "micro_batch": model.micro_batch,
+            "seed": launch.seed,
+            "groups": groups,
+            "num_optimizer_steps": model.num_optimizer_steps,
+            "recompute": model.recompute,
+            "replays_routing": model.replays_routing,
+            "moe": model.moe,
+        }
+        engine: MegatronEngine
+        if model.role.has_values:
+            engine = self._value_models[model.role] = ValueEngine(read_value_model_spec(model.folder), **arguments)
+        else:
+            engine = self._policies[model.role] = MegatronEngine(read_model_spec(model.folder), **arguments)
+        if model.is_pretrained:
+            engine.load_checkpoint(model.folder)
 
     def _prepare_platform(self) -> None:
         import torch
@@ -215,23 +213,23 @@ class MegatronWorker:
         if self._launch.platform is Platform.CPU:
             from hybridrl.engines.megatron import cpu
 
-            torch.set_num_threads(self._launch.actor.threads_per_rank)
+            torch.set_num_threads(self._launch.threads_per_rank)
             cpu.install()
 
     def _place(self) -> Place:
-        return Place(ROLE, self._rank, this_node(), _device(self._launch.platform, self._rank))
+        return Place(ModelRole.ACTOR.value, self._rank, this_node(), _device(self._launch.platform, self._rank))
 
 
 def _environment(launch: MegatronLaunch) -> Mapping[str, str]:
     if launch.platform is not Platform.CPU:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    return {"OMP_NUM_THREADS": str(launch.actor.threads_per_rank), "TORCHDYNAMO_DISABLE": "1"}
+    return {"OMP_NUM_THREADS": str(launch.threads_per_rank), "TORCHDYNAMO_DISABLE": "1"}
 
 
 def _device(platform: Platform, rank: int) -> str:
     """Name the memory that this rank's weights lie in; on CPU each rank stands for a device of its own."""
     if platform is Platform.CPU:
-        return f"cpu:{ROLE}:{rank}"
+        return f"cpu:{ModelRole.ACTOR.value}:{rank}"
     import torch
 
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

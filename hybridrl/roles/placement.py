@@ -1,8 +1,7 @@
 """Which bundle of resources each process gets: arithmetic on plain data, no cluster needed.
 
-    cpu, colocated    one pool: a bundle per training rank, then a bundle per replica
-    cuda, colocated   one pool: a bundle per device, shared half and half by a training rank and a replica
-    split             a pool per role
+    cpu     a bundle per Megatron rank of the pool, then one per replica
+    cuda    the same, but a pool of both has a bundle per device, shared half and half by a rank and a replica
 
 Logical CPUs only count processes; they say nothing about cores.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridrl.config.schema import Placement, Platform
+from hybridrl.config.schema import Platform
 from hybridrl.errors import EngineError
 
 Bundle = Mapping[str, float]
@@ -23,67 +22,57 @@ class Slot:
     """Where one process runs and what it takes of its bundle.
 
     Attributes:
-        pool: Index of the pool.
-        bundle: Index of the bundle in the pool.
+        bundle: Index of the bundle in its pool.
     """
 
-    pool: int
     bundle: int
     num_cpus: float
     num_gpus: float
 
 
 @dataclass(frozen=True, slots=True)
-class RolePlacement:
-    """The pools of a run and the slots of its processes.
+class PoolPlacement:
+    """One pool and the slots of its processes.
 
     Attributes:
-        pools: Bundles of each pool.
-        actor: One slot per training rank.
-        rollout: One slot per replica.
+        ranks: One slot per Megatron rank.
+        replicas: One slot per rollout replica.
     """
 
-    pools: tuple[tuple[Bundle, ...], ...]
-    actor: tuple[Slot, ...]
-    rollout: tuple[Slot, ...]
+    bundles: tuple[Bundle, ...]
+    ranks: tuple[Slot, ...]
+    replicas: tuple[Slot, ...]
 
     @property
     def num_cpus(self) -> int:
-        """Logical CPUs of all pools."""
-        return int(sum(bundle["CPU"] for pool in self.pools for bundle in pool))
+        """Logical CPUs of the pool."""
+        return int(sum(bundle["CPU"] for bundle in self.bundles))
 
 
-def place_roles(
-    platform: Platform, placement: Placement, num_ranks: int, num_replicas: int, rollout_tp: int
-) -> RolePlacement:
-    """Lay out training ranks and replicas.
+def place_pool(platform: Platform, num_ranks: int, num_replicas: int, rollout_tp: int) -> PoolPlacement:
+    """Lay out the processes of one pool.
 
     Raises:
-        EngineError: For replicas over several devices that are colocated with training ranks on cuda.
+        EngineError: For replicas over several devices that share them with Megatron ranks on cuda.
     """
     gpus = 0 if platform is Platform.CPU else 1
-    rank_bundle: Bundle = {"CPU": 1} if not gpus else {"CPU": 1, "GPU": 1}
-    replica_bundle: Bundle = {"CPU": rollout_tp} if not gpus else {"CPU": rollout_tp, "GPU": rollout_tp}
     ranks, replicas = range(num_ranks), range(num_replicas)
-    if placement is Placement.SPLIT or not gpus:
-        rollout_pool = 1 if placement is Placement.SPLIT else 0
-        first = 0 if placement is Placement.SPLIT else num_ranks
-        own = ((rank_bundle,) * num_ranks, (replica_bundle,) * num_replicas)
-        return RolePlacement(
-            own if placement is Placement.SPLIT else (own[0] + own[1],),
-            tuple(Slot(0, rank, 1, gpus) for rank in ranks),
-            tuple(Slot(rollout_pool, first + replica, rollout_tp, gpus * rollout_tp) for replica in replicas),
-        )
-    if rollout_tp > 1:
-        raise EngineError(
-            f"placement: colocated with rollout.tp_size {rollout_tp} on cuda: a replica over several devices cannot share "
-            "them with training ranks yet; use placement: split, or rollout.tp_size 1"
-        )
-    shared: Bundle = {"CPU": 2, "GPU": 1}
-    return RolePlacement(
-        ((shared,) * max(num_ranks, num_replicas),),
-        tuple(Slot(0, rank, 1, 0.5) for rank in ranks),
-        tuple(Slot(0, replica, 1, 0.5) for replica in replicas),
+    if gpus and num_ranks and num_replicas:
+        if rollout_tp > 1:
+            raise EngineError(
+                f"placement.rollout: rollout.tp_size {rollout_tp} on cuda in a pool with Megatron ranks: a replica over several "
+                "devices cannot share them with training ranks yet; give placement.rollout a pool of its own, or set "
+                "rollout.tp_size to 1"
+            )
+        shared: Bundle = {"CPU": 2, "GPU": 1}
+        slots = tuple(Slot(bundle, 1, 0.5) for bundle in range(max(num_ranks, num_replicas)))
+        return PoolPlacement((shared,) * len(slots), slots[:num_ranks], slots[:num_replicas])
+    of_rank: Bundle = {"CPU": 1} if not gpus else {"CPU": 1, "GPU": 1}
+    of_replica: Bundle = {"CPU": rollout_tp} if not gpus else {"CPU": rollout_tp, "GPU": rollout_tp}
+    return PoolPlacement(
+        (of_rank,) * num_ranks + (of_replica,) * num_replicas,
+        tuple(Slot(rank, 1, gpus) for rank in ranks),
+        tuple(Slot(num_ranks + replica, rollout_tp, gpus * rollout_tp) for replica in replicas),
     )
 
 

@@ -65,7 +65,7 @@ class Cluster:
                 self._connect()
         except BaseException as e:
             self._leave()
-            if isinstance(e, (OSError, RuntimeError, ValueError)):  # ConnectionError is an OSError
+            if isinstance(e, Exception):  # a node that does not start in time is an Exception of no narrower class
                 raise EngineError(self._no_cluster(e)) from e
             raise
         return self

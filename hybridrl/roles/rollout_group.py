@@ -81,8 +81,14 @@ class RolloutReplicas:
         joining = RoleGroup(ROLE, [self._actors[replica]], [0], [replica])
         return self._start(joining, is_joining=True)
 
-    def generate(self, prompts: Sequence[Prompt], samples_per_prompt: int) -> Future[list[Sample]]:
-        """Play `samples_per_prompt` samples of each prompt; the answer is in the order of the prompts."""
+    def generate(
+        self, prompts: Sequence[Prompt], samples_per_prompt: int, *, with_greedy: bool = False
+    ) -> Future[list[Sample]]:
+        """Play `samples_per_prompt` samples of each prompt; the answer is in the order of the prompts.
+
+        Args:
+            with_greedy: Play one more sample of each prompt, greedily.
+        """
         dealt = [list(prompts[first :: self.num_replicas]) for first in range(self.num_replicas)]
         sampling = SamplingSpec(
             self._rollout.temperature, self._rollout.top_p, self._rollout.max_response_tokens, (), self._seed
@@ -96,7 +102,7 @@ class RolloutReplicas:
 
         return self._group.call(
             "generate",
-            per_rank([(part, samples_per_prompt, sampling) for part in dealt]),
+            per_rank([(part, samples_per_prompt, sampling, with_greedy) for part in dealt]),
             combine,
             phase="rollout",
             timeout_s=self._timeouts.rollout_timeout_s,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,19 +81,25 @@ class RolloutReplica:
         )
 
     async def generate(
-        self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: SamplingSpec
+        self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: SamplingSpec, with_greedy: bool
     ) -> list[Sample]:
-        """Play every sample of every prompt; samples of a prompt are next to each other, in order."""
+        """Play every sample of every prompt; samples of a prompt are next to each other, in order, a greedy one last."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 played = [
-                    tasks.create_task(self._loop.run(prompt, index, self._engine, sampling))
+                    tasks.create_task(self._play(prompt, index, sampling, is_greedy=index == samples_per_prompt))
                     for prompt in prompts
-                    for index in range(samples_per_prompt)
+                    for index in range(samples_per_prompt + with_greedy)
                 ]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None  # the others are cancelled, or fail of the same cause
         return [task.result() for task in played]
+
+    async def _play(self, prompt: Prompt, index: int, sampling: SamplingSpec, *, is_greedy: bool) -> Sample:
+        if not is_greedy:
+            return await self._loop.run(prompt, index, self._engine, sampling)
+        greedy = replace(sampling, temperature=0.0, top_p=1.0)
+        return replace(await self._loop.run(prompt, index, self._engine, greedy), is_greedy=True)
 
     async def pause(self, timeout_s: float) -> None:
         """Let running completions finish and hold new ones."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hybridrl.data.batch import PolicyBatch, SequenceBatch
+from hybridrl.layout.roles import ModelRole
 from hybridrl.reshard.transports import Fill, Label, Transport
 from hybridrl.roles.megatron_worker import MegatronWorker
 
@@ -44,10 +45,10 @@ class DiesInUpdate(MegatronWorker):
 class DiesInLogprobs(MegatronWorker):
     """Rank 1 is killed while all ranks compute log-probs."""
 
-    def logprobs(self, batch: SequenceBatch, temperature: float) -> Any:
+    def logprobs(self, role: ModelRole, batch: SequenceBatch, temperature: float) -> Any:
         if self._rank == DOOMED_RANK:
             threading.Timer(DELAY_S, _die).start()
-        return super().logprobs(batch, temperature)
+        return super().logprobs(role, batch, temperature)
 
 
 class RaisesInUpdate(MegatronWorker):

@@ -14,7 +14,7 @@ import pytest
 
 from hybridrl.controller.run import train
 from hybridrl.errors import EngineError, WeightSyncError
-from hybridrl.roles import megatron_group
+from hybridrl.roles import megatron_pool
 from hybridrl.roles.megatron_worker import MegatronWorker
 from tests.e2e import faulty_workers
 from tests.e2e.runs import demo_config, read_metrics
@@ -35,7 +35,7 @@ def struck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, folder: Path, worker: type[MegatronWorker], *overrides: str) -> int:
-    monkeypatch.setattr(megatron_group, "MegatronWorker", worker)
+    monkeypatch.setattr(megatron_pool, "MegatronWorker", worker)
     return train(demo_config(folder, "faulty", *LAYOUT, *overrides))
 
 

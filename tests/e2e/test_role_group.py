@@ -64,7 +64,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ResourcePool]:
 
 @pytest.fixture
 def group(pool: ResourcePool) -> Iterator[RoleGroup]:
-    actors = [pool.start_actor(Echo, Slot(0, rank, 1, 0), rank) for rank in range(NUM_RANKS)]
+    actors = [pool.start_actor(Echo, Slot(rank, 1, 0), rank) for rank in range(NUM_RANKS)]
     group = RoleGroup("actor", actors, [0, 1, 0])
     yield group
     group.kill()

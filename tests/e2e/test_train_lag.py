@@ -16,7 +16,7 @@ def test_with_max_policy_lag_1_samples_are_one_version_old_and_never_two(tmp_pat
     overrides = one_rank(
         "trainer.max_policy_lag=1",
         "rollout.num_replicas=2",
-        "placement=split",
+        "placement.rollout=rollout",
         "weight_sync.transport=gloo",
         "trainer.num_steps=4",
     )

@@ -28,6 +28,7 @@ from hybridrl.config.schema import (
     TrainerConfig,
     WeightSyncConfig,
 )
+from hybridrl.controller.launches import megatron_launch
 from hybridrl.controller.startup import connect, sync_session
 from hybridrl.controller.weight_sync import WeightSyncer
 from hybridrl.data.sample import Prompt
@@ -35,12 +36,12 @@ from hybridrl.data.tasks.demo_tokenizer import write_demo_tokenizer
 from hybridrl.errors import WeightSyncError
 from hybridrl.layout.cost import sequence_cost
 from hybridrl.layout.families import read_model_spec
-from hybridrl.layout.parallel import parallel_sizes
+from hybridrl.layout.roles import megatron_roles
 from hybridrl.roles import rollout_group
 from hybridrl.roles.future import wait_for, wait_for_both
-from hybridrl.roles.megatron_group import MegatronGroup
-from hybridrl.roles.megatron_worker import MegatronLaunch
-from hybridrl.roles.placement import place_roles
+from hybridrl.roles.megatron_policy import MegatronActor
+from hybridrl.roles.megatron_pool import MegatronPool
+from hybridrl.roles.placement import place_pool
 from hybridrl.roles.resources import Cluster
 from hybridrl.roles.rollout_group import RolloutReplicas
 from hybridrl.roles.rollout_replica import RolloutLaunch
@@ -75,7 +76,7 @@ class Stack:
     """Roles that are up and connected; the replicas started from the other checkpoint."""
 
     config: ExperimentConfig
-    actor: MegatronGroup
+    actor: MegatronActor
     rollout: RolloutReplicas
     syncer: WeightSyncer
 
@@ -110,38 +111,30 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         weight_sync=WeightSyncConfig(chunk_mib=1, timeout_s=100.0, probe_every=1),
         trainer=TrainerConfig(startup_timeout_s=200.0),
     )  # fmt: skip
-    sizes = parallel_sizes(parallel)
-    placed = place_roles(config.platform, config.placement, sizes.world_size, 2, 2)
+    placed = place_pool(config.platform, 2, 2, 2)
     with (
         pytest.MonkeyPatch.context() as patch,
         sync_session() as session,
         Cluster(None, placed.num_cpus, folder / "logs") as cluster,
     ):
         patch.setattr(rollout_group, "RolloutReplica", ObservedReplica)
-        pool = cluster.pool(placed.pools[0], 60.0)
+        pool = cluster.pool(placed.bundles, 60.0)
         launch = RolloutLaunch(folders[1], config.rollout, Platform.CPU, TaskName.FILE, 1)
-        rollout = RolloutReplicas(pool, placed.rollout, launch, timeouts=config.trainer)
-        training = MegatronLaunch(
-            folders[0], True, config.actor, Precision.FLOAT32, Platform.CPU, 1, False, 1, config.trainer.train_timeout_s
-        )
-        actor = MegatronGroup(
-            pool,
-            placed.actor,
-            sizes,
-            training,
-            temperature=1.0,
-            loss=PolicyLossConfig(),
-            cost=sequence_cost(read_model_spec(folders[0])),
-            timeouts=config.trainer,
-        )
+        rollout = RolloutReplicas(pool, placed.replicas, launch, timeouts=config.trainer)
+        training = megatron_launch(config, megatron_roles(config), num_updates=1)
+        ranks = MegatronPool(pool, placed.ranks, training, timeouts=config.trainer)
+        cost = sequence_cost(read_model_spec(folders[0]))
+        actor = MegatronActor(ranks, cost, temperature=1.0, loss=PolicyLossConfig())
         try:
             pending = rollout.start()
-            actor_maps, rollout_maps = wait_for_both(actor.start(), pending)
-            syncer = connect(actor, rollout, actor_maps, rollout_maps, config, session, PROMPTS[0].token_ids)
+            _, rollout_maps = wait_for_both(ranks.start(), pending)
+            syncer = connect(
+                actor, rollout, wait_for(actor.shard_maps()), rollout_maps, config, session, PROMPTS[0].token_ids
+            )
             yield Stack(config, actor, rollout, syncer)
         finally:
             rollout.close()
-            actor.close()
+            ranks.close()
 
 
 def test_replicas_die_and_come_back_and_hold_what_a_fresh_load_of_the_export_holds(

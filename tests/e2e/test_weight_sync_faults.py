@@ -32,7 +32,7 @@ class ThinRole:
     dp_size = num_replicas = NUM_RANKS
 
     def __init__(self, pool: ResourcePool, role: str, first_bundle: int, doomed_phase: str) -> None:
-        slots = [Slot(0, first_bundle + rank, 1, 0) for rank in range(NUM_RANKS)]
+        slots = [Slot(first_bundle + rank, 1, 0) for rank in range(NUM_RANKS)]
         self.actors = [pool.start_actor(ThinRank, slot, role, rank, doomed_phase) for rank, slot in enumerate(slots)]
         self.group = RoleGroup(role, self.actors, range(NUM_RANKS))
 

@@ -13,45 +13,17 @@ advantages are 0.125, 0.75 and the returns 0.625, 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import NDArray
 
-from hybridrl.algos.advantage.inputs import AdvantageInputs
+from hybridrl.algos.advantage.inputs import AdvantageInputs, AdvantagesAndReturns
 from hybridrl.algos.advantage.whiten import whiten
+from hybridrl.config.schema import AdvantageConfig
 
 
-@dataclass(frozen=True, slots=True)
-class GaeResult:
-    """Of [num_samples, max_tokens] float64 each, 0 outside the mask.
-
-    Attributes:
-        advantages: Whitened when asked for.
-        returns: What the critic learns; of the advantages before whitening.
-    """
-
-    advantages: NDArray[np.float64]
-    returns: NDArray[np.float64]
-
-
-def gae(
-    inputs: AdvantageInputs,
-    values: NDArray[np.float64],
-    *,
-    discount: float,
-    trace_decay: float,
-    whiten_epsilon: float | None = None,
-) -> GaeResult:
-    """Estimate advantages and returns.
-
-    Args:
-        values: [num_samples, max_tokens]; the critic's value of the state before each token; read inside the mask only.
-        discount: Of the next token, in (0, 1].
-        trace_decay: Lambda, in [0, 1].
-        whiten_epsilon: Whiten advantages over the batch, with this beside the standard deviation; None leaves them.
-    """
-    mask = inputs.loss_mask
+def gae(inputs: AdvantageInputs, config: AdvantageConfig) -> AdvantagesAndReturns:
+    """Return advantages, whitened over the batch when configured so, and the returns of those before whitening."""
+    assert inputs.values is not None, "gae needs a critic"
+    mask, values, discount = inputs.loss_mask, inputs.values, config.discount
     num_samples, width = mask.shape
     advantages = np.zeros(mask.shape, dtype=np.float64)
     rewards = inputs.rewards.astype(np.float64)
@@ -60,12 +32,12 @@ def gae(
         is_trained = mask[:, token]
         value = np.where(is_trained, values[:, token], 0.0)
         delta = rewards - inputs.kl_penalties[:, token] + discount * next_value - value
-        advantage = delta + discount * trace_decay * next_advantage
+        advantage = delta + discount * config.trace_decay * next_advantage
         advantages[:, token] = np.where(is_trained, advantage, 0.0)
         next_value = np.where(is_trained, value, next_value)
         next_advantage = np.where(is_trained, advantage, next_advantage)
         rewards = np.where(is_trained, 0.0, rewards)
     returns = np.where(mask, advantages + np.where(mask, values, 0.0), 0.0)
-    if whiten_epsilon is not None:
-        advantages = whiten(advantages, mask, whiten_epsilon)
-    return GaeResult(advantages, returns)
+    if config.whiten:
+        advantages = whiten(advantages, mask, config.epsilon)
+    return AdvantagesAndReturns(advantages, returns)

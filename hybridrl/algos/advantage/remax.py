@@ -1,6 +1,7 @@
 """ReMax: REINFORCE whose baseline is the reward of the greedy response to the same prompt.
 
-``A_i = r_i - r_greedy(prompt of i)``.
+``A_i = r_i - r_greedy(prompt of i)``. Penalties on length or KL are taken off r_i alone: a baseline that does not depend on the sample
+leaves the gradient unbiased.
 
 Source: ReMax, arXiv 2310.10505, section 4.
 
@@ -9,20 +10,15 @@ Worked example: rewards 1, 0 of a prompt whose greedy response earns 0.25 give t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridrl.algos.advantage.inputs import AdvantageInputs
+from hybridrl.config.schema import AdvantageConfig
 
 
-def remax(inputs: AdvantageInputs, greedy_rewards: Mapping[int, float]) -> NDArray[np.float64]:
-    """Return [num_samples] advantages.
-
-    Args:
-        greedy_rewards: Group id -> reward of the response that takes the likeliest token each time.
-    """
-    baselines = np.array([greedy_rewards[int(group)] for group in inputs.group_ids], dtype=np.float64)
-    result: NDArray[np.float64] = inputs.penalised_rewards - baselines
+def remax(inputs: AdvantageInputs, config: AdvantageConfig) -> NDArray[np.float64]:
+    """Return [num_samples] advantages; exactly 0 where a sample earns what the greedy one does."""
+    assert inputs.greedy_rewards is not None, "remax needs a greedy sample of each prompt"
+    result: NDArray[np.float64] = inputs.penalised_rewards - inputs.greedy_rewards
     return result

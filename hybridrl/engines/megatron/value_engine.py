@@ -28,6 +28,7 @@ from hybridrl.errors import EngineError
 from hybridrl.layout.checkpoint import read_checkpoint_index
 from hybridrl.layout.model import ModelSpec, ValueHead
 from hybridrl.layout.shard import ShardMap
+from hybridrl.layout.value_model import backbone
 from hybridrl.reshard.checkpoint import load_checkpoint
 
 _log = logging.getLogger(__name__)
@@ -63,10 +64,8 @@ class ValueEngine(MegatronEngine):
             return
         if self._groups.rank == 0:
             _log.warning("%s has no %s: the value head starts from random weights", folder, self._head.weight)
-        # Tied, so that the vocabulary projection is no tensor of the model.
-        backbone = replace(self.layout.spec, value_head=None, is_tied=True)
         shard_map = _without(self._shard_map, {self._head.weight, self._head.bias})
-        load_checkpoint(folder, backbone, shard_map, self.tensors())
+        load_checkpoint(folder, backbone(self.layout.spec), shard_map, self.tensors())
         self.parameters_changed()
 
     def values(self, batch: SequenceBatch) -> NDArray[np.float32] | None:

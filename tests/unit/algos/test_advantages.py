@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 
-from hybridrl.algos.advantage.estimate import ESTIMATORS, UNAVAILABLE, estimate_advantages, make_estimator
-from hybridrl.algos.advantage.inputs import AdvantageInputs
-from hybridrl.algos.advantage.remax import remax
+from hybridrl.algos.advantage.estimate import ESTIMATORS, estimate_advantages, make_estimator
+from hybridrl.algos.advantage.inputs import AdvantageInputs, AdvantagesAndReturns
 from hybridrl.config.schema import AdvantageConfig, AdvantageEstimator
 from hybridrl.errors import ConfigError
 from tests.unit.algos.ragged import Ragged, one_turn, ragged, random_cases
 
 EPSILON = 1e-4
+NEED_MORE = (AdvantageEstimator.GAE, AdvantageEstimator.REMAX)
+FROM_REWARDS = [name for name in ESTIMATORS if name not in NEED_MORE]
 Rows = list[list[float]]
 IN_GROUPS = [
     AdvantageEstimator.GRPO,
@@ -108,9 +110,8 @@ REFERENCES: dict[AdvantageEstimator, Callable[[AdvantageInputs], Rows]] = {
 
 
 def test_every_estimator_is_ready_or_says_what_it_waits_for() -> None:
-    assert ESTIMATORS.keys() | UNAVAILABLE.keys() == set(AdvantageEstimator)
-    assert not ESTIMATORS.keys() & UNAVAILABLE.keys()
-    assert REFERENCES.keys() == ESTIMATORS.keys()
+    assert ESTIMATORS.keys() == set(AdvantageEstimator)
+    assert REFERENCES.keys() == set(FROM_REWARDS)
 
 
 @pytest.mark.parametrize("name", REFERENCES)
@@ -122,7 +123,7 @@ def test_advantages_equal_the_reference_on_ragged_batches(name: AdvantageEstimat
     np.testing.assert_allclose(got, REFERENCES[name](batch.inputs), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", FROM_REWARDS)
 @random_cases
 @given(batch=ragged())
 def test_advantages_do_not_depend_on_padding_or_on_the_order_of_samples(
@@ -151,7 +152,7 @@ def test_a_group_of_equal_rewards_gets_exactly_0_and_is_counted(name: AdvantageE
     assert (got.num_groups, got.num_zero_groups) == (2, 1)
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", FROM_REWARDS)
 @pytest.mark.parametrize("reward", [0.0, 0.1, 3.5])
 def test_a_batch_of_equal_rewards_gets_exactly_0(name: AdvantageEstimator, reward: float) -> None:
     got = estimate_advantages(
@@ -160,13 +161,13 @@ def test_a_batch_of_equal_rewards_gets_exactly_0(name: AdvantageEstimator, rewar
     assert (got.values == 0).all() and got.num_zero_groups == got.num_groups == 2
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", FROM_REWARDS)
 def test_a_single_sample_gets_exactly_0(name: AdvantageEstimator) -> None:
     got = estimate_advantages(ESTIMATORS[name], one_turn([3.5], [0], [4]), AdvantageConfig(epsilon=0.0))
     assert (got.values == 0).all() and got.num_zero_groups == 1
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", FROM_REWARDS)
 def test_empty_responses_and_batches_without_a_trained_token_get_0(name: AdvantageEstimator) -> None:
     got = _estimate(name, one_turn([1.0, 0.0, 0.5], [0, 0, 0], [2, 0, 1]))
     assert np.isfinite(got).all() and (got[1] == 0).all() and got[0, 0] > 0
@@ -188,16 +189,17 @@ def test_worked_examples() -> None:
 
 
 def test_remax_compares_with_the_greedy_reward_of_each_prompt() -> None:
-    got = remax(one_turn([1.0, 0.0, 2.0], [3, 3, 8]), {3: 0.25, 8: 2.0})
-    assert got.tolist() == [0.75, -0.25, 0.0]
+    inputs = replace(one_turn([1.0, 0.0, 2.0], [3, 3, 8]), greedy_rewards=np.array([0.25, 0.25, 2.0]))
+    assert _estimate(AdvantageEstimator.REMAX, inputs)[:, 0].tolist() == [0.75, -0.25, 0.0]
 
 
 @random_cases
 @given(batch=ragged())
 def test_remax_equals_the_reference(batch: Ragged) -> None:
-    greedy = {int(group): float(batch.rng.normal()) for group in batch.inputs.group_ids}
-    expected = [t - greedy[int(g)] for t, g in zip(_totals(batch.inputs), batch.inputs.group_ids, strict=True)]
-    np.testing.assert_allclose(remax(batch.inputs, greedy), expected, rtol=1e-12, atol=1e-12)
+    greedy = batch.rng.normal(size=len(batch.inputs.rewards))
+    by_sample = [total - float(baseline) for total, baseline in zip(_totals(batch.inputs), greedy, strict=True)]
+    got = _estimate(AdvantageEstimator.REMAX, replace(batch.inputs, greedy_rewards=greedy))
+    np.testing.assert_allclose(got, _spread(batch.inputs, by_sample), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +216,26 @@ def test_remax_equals_the_reference(batch: Ragged) -> None:
 def test_a_wrong_answer_of_an_estimator_is_an_error(result: np.ndarray, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         estimate_advantages(lambda inputs, config: result, one_turn([1, 0], [0, 0]), AdvantageConfig())
+
+
+def _with_values(inputs: AdvantageInputs) -> AdvantageInputs:
+    return replace(inputs, values=np.zeros(inputs.loss_mask.shape))
+
+
+def test_returns_are_checked_like_advantages_and_are_0_outside_the_mask() -> None:
+    inputs = _with_values(one_turn([1, 0], [0, 0], [1, 2]))
+    full = AdvantagesAndReturns(np.ones((2, 2)), np.full((2, 2), 3.0))
+    got = estimate_advantages(lambda inputs, config: full, inputs, AdvantageConfig())
+    assert got.returns is not None and got.returns.tolist() == [[3, 0], [3, 3]] and got.returns.dtype == np.float32
+    broken = replace(full, returns=np.full((2, 2), math.inf))
+    with pytest.raises(ConfigError, match=r"got inf for sample 0 \(reward 1\), token 0, expected a finite return"):
+        estimate_advantages(lambda inputs, config: broken, inputs, AdvantageConfig())
+
+
+def test_an_estimator_that_needs_values_must_say_what_the_critic_learns() -> None:
+    inputs = _with_values(one_turn([1, 0], [0, 0]))
+    with pytest.raises(ConfigError, match="returned nothing for it to learn, expected AdvantagesAndReturns"):
+        estimate_advantages(lambda inputs, config: np.zeros(2), inputs, AdvantageConfig())
 
 
 def test_the_configuration_reaches_the_estimator() -> None:

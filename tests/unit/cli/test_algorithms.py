@@ -39,7 +39,13 @@ def example(tmp_path: Path) -> ExperimentConfig:
 def test_a_preset_can_be_included(tmp_path: Path, preset: str) -> None:
     path = write_experiment(tmp_path, f"include: {CONFIGS / 'algorithms' / preset}.yaml\n{TRAIN}")
     config = load_checked(path, [], Command.TRAIN).config
-    names = {config.algorithm.advantage.estimator.value, config.algorithm.policy_loss.kind.value, "dapo", "icepop"}
+    names = {
+        config.algorithm.advantage.estimator.value,
+        config.algorithm.policy_loss.kind.value,
+        "dapo",
+        "icepop",
+        "ppo",
+    }
     assert preset in names
 
 

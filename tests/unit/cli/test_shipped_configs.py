@@ -34,6 +34,13 @@ def test_a_demo_trains_on_four_ranks(name: str) -> None:
     assert "32 prompts x 8 samples = 256 samples per step" in checked.summary()
 
 
+@pytest.mark.parametrize("name", ["calc-ppo", "reverse-ppo"])
+def test_a_demo_of_ppo_has_a_critic_on_the_same_ranks(name: str) -> None:
+    checked = load_checked(DEMO / f"{name}.yaml", [], Command.TRAIN)
+    assert "actor, critic 4 rank(s): tp 2 x pp 2" in checked.summary()
+    assert checked.config.algorithm.needs_values and checked.config.critic.optimizer.lr == 1e-3
+
+
 @pytest.mark.parametrize("name", ["calc", "reverse"])
 def test_a_demo_checkpoint_is_small_and_has_the_demo_model(name: str) -> None:
     folder = DEMO / "checkpoints" / name

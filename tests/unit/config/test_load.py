@@ -118,7 +118,11 @@ def test_every_problem_is_listed_with_its_place(tmp_path: Path) -> None:
         ("tp_size: 2", "tp_size: unknown key, expected a key of the schema; did you mean actor.parallel.tp_size or"),
         ("zzz: 2", "zzz: unknown key, expected a key of the schema; keys of the root: name, runs_dir, seed,"),
         ("platform: 3", "platform: got 3, expected one of cpu, cuda; it is: Hardware"),
-        ("placement: colocate", "placement: got colocate, expected one of colocated, split; did you mean colocated?"),
+        ("placement: split", "placement: got split, expected a section; set one of its keys: actor, reference,"),
+        (
+            "actor: {recompute: ful}",
+            "actor.recompute: got ful, expected one of none, selective, full; did you mean full?",
+        ),
         ("platform: CPU", "platform: got CPU, expected one of cpu, cuda; did you mean cpu?"),
         ("seed: 1.5", "seed: got 1.5, expected a whole number >= 0"),
         ("seed: '1'", "seed: got '1', expected a whole number >= 0 and <= 4294967295; remove the quotes"),

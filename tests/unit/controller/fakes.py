@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -15,14 +15,15 @@ from hybridrl.checkpoint.manifest import FileRecord, record_of
 from hybridrl.config.schema import RewardFailure
 from hybridrl.controller.run_state import RunState
 from hybridrl.controller.weight_sync import SyncReport
-from hybridrl.data.batch import PolicyBatch, SequenceBatch
+from hybridrl.data.batch import PolicyBatch, SequenceBatch, ValueBatch
 from hybridrl.data.sample import FinishReason, Prompt, Sample
 from hybridrl.data.stream import StreamState
+from hybridrl.layout.roles import ModelRole
 from hybridrl.observability.records import Metric, RolloutRecord
 from hybridrl.rewards.result import FailureKind as ScoringKind
 from hybridrl.rewards.result import RewardResult, ScoringFailure, collect_scores
 from hybridrl.roles.failure import Failure, FailureKind
-from hybridrl.roles.megatron_group import RoleSave
+from hybridrl.roles.megatron_state import RoleSave
 
 T = TypeVar("T")
 
@@ -105,9 +106,10 @@ class FakeCheckpoints:
 
 
 @dataclass
-class FakeSavedActor:
+class FakeSavedModel:
     """Ranks that write one file each, and are done when `pending` polls have passed."""
 
+    role: ModelRole = ModelRole.ACTOR
     num_ranks: int = 2
     pending: int = 0
     errors: tuple[str, ...] = ()
@@ -118,7 +120,7 @@ class FakeSavedActor:
         def answer() -> None:
             self.folder = folder
             for rank in range(self.num_ranks):
-                (folder / rank_file("actor", rank)).write_text(f"rank {rank}")
+                (folder / rank_file(self.role.value, rank)).write_text(f"rank {rank}")
 
         return FakeFuture(answer)
 
@@ -127,7 +129,7 @@ class FakeSavedActor:
             self.pending -= 1
             if self.pending >= 0:
                 return RoleSave(False, {})
-            names = [rank_file("actor", rank) for rank in range(self.num_ranks)]
+            names = [rank_file(self.role.value, rank) for rank in range(self.num_ranks)]
             return RoleSave(True, {name: record_of(self.folder / name) for name in names}, self.errors)
 
         return FakeFuture(answer)
@@ -151,7 +153,9 @@ class World:
     fail_update_at: int | None = None
     interrupt_update_at: int | None = None
 
-    def generate(self, prompts: Sequence[Prompt], samples_per_prompt: int) -> FakeFuture[list[Sample]]:
+    def generate(
+        self, prompts: Sequence[Prompt], samples_per_prompt: int, *, with_greedy: bool = False
+    ) -> FakeFuture[list[Sample]]:
         kind = "eval" if samples_per_prompt == 1 else "rollout"
         started_at = self.version
         self.diary.append(f"start {kind} v{started_at}")
@@ -161,17 +165,17 @@ class World:
             self.unfinished -= 1
             assert self.version == started_at, "a rollout spans a weight sync"
             self.diary.append(f"finish {kind} v{started_at}")
-            return [make_sample(p, i, started_at) for p in prompts for i in range(samples_per_prompt)]
+            return [
+                replace(make_sample(p, i, started_at), is_greedy=i == samples_per_prompt)
+                for p in prompts
+                for i in range(samples_per_prompt + with_greedy)
+            ]
 
         return FakeFuture(answer)
 
     def logprobs(self, batch: SequenceBatch) -> FakeFuture[FakeLogprobs]:
         self.diary.append(f"old_logprobs v{self.trainer_version}")
         return FakeFuture(lambda: FakeLogprobs.constant(batch, -1.0 + self.logprob_gap))
-
-    def ref_logprobs(self, batch: SequenceBatch) -> FakeFuture[FakeLogprobs]:
-        self.diary.append("ref_logprobs")
-        return FakeFuture(lambda: FakeLogprobs.constant(batch, -1.25))
 
     def update(self, batch: PolicyBatch) -> FakeFuture[FakeUpdate]:
         self.diary.append(f"update v{self.trainer_version}")
@@ -191,6 +195,36 @@ class World:
         self.diary.append(f"sync v{version}")
         self.version = self.trainer_version = version
         return SyncReport(True, 100, 100, 0, 0.01, 0.001)
+
+
+@dataclass
+class FakeReference:
+    """A reference that is a quarter of a nat off."""
+
+    world: World
+
+    def logprobs(self, batch: SequenceBatch) -> FakeFuture[FakeLogprobs]:
+        self.world.diary.append("ref_logprobs")
+        return FakeFuture(lambda: FakeLogprobs.constant(batch, -1.25))
+
+
+@dataclass
+class FakeCritic:
+    """A critic whose value of the state after token t is t / 8."""
+
+    world: World
+    batches: list[ValueBatch] = field(default_factory=list)
+    failures: Sequence[Failure] = ()
+
+    def values(self, batch: SequenceBatch) -> FakeFuture[np.ndarray]:
+        self.world.diary.append("values")
+        rows, width = batch.token_ids.shape
+        return FakeFuture(lambda: np.arange(width, dtype=np.float32)[None].repeat(rows, axis=0) / 8, self.failures)
+
+    def update(self, batch: ValueBatch) -> FakeFuture[FakeValueUpdate]:
+        self.world.diary.append(f"update values v{self.world.trainer_version}")
+        self.batches.append(batch)
+        return FakeFuture(FakeValueUpdate)
 
 
 @dataclass(frozen=True)
@@ -217,6 +251,18 @@ class FakeUpdate:
     approx_kl: float = 0.0
     clip_fraction: float = 0.0
     ref_kl: float = 0.0
+    num_skipped: int = 0
+
+
+@dataclass(frozen=True)
+class FakeValueUpdate:
+    loss: float = 0.125
+    grad_norm: float = 2.5
+    lr: float = 1e-2
+    value_mean: float = 0.5
+    return_mean: float = 0.5
+    explained_variance: float = 0.75
+    clip_fraction: float = 0.0
     num_skipped: int = 0
 
 

@@ -6,7 +6,15 @@ import numpy as np
 
 from hybridrl.algos.aggregate import loss_weights
 from hybridrl.config.schema import LossAggregation
-from hybridrl.controller.batches import ScoredBatch, make_batch, mini_batches, policy_batch, rollout_records
+from hybridrl.controller.batches import (
+    ScoredBatch,
+    make_batch,
+    mini_batches,
+    policy_batch,
+    rollout_records,
+    value_batch,
+    values_before,
+)
 from tests.unit.controller.fakes import make_prompt, make_sample
 
 A, B = make_prompt("a"), make_prompt("b")
@@ -65,3 +73,15 @@ def test_records_are_as_long_as_their_samples() -> None:
     assert [len(record.old_logprobs) for record in records] == [4, 2, 6]
     assert [record.reward for record in records] == [1.0, 0.0, 0.5]
     assert records[2].prompt_id == "b" and records[2].finish_reason == "stop"
+
+
+def test_what_belongs_to_a_token_is_learnt_in_the_state_before_it() -> None:
+    batch = _batch()
+    values = np.arange(18, dtype=np.float32).reshape(3, 6)
+    assert values_before(values)[1].tolist() == [0, 6, 7, 8, 9, 10]
+    returns = np.where(batch.loss_mask, values_before(values) + 100, 0).astype(np.float32)
+    learnt = value_batch(batch.sequences, batch.loss_mask, values, returns, _weigh)
+    assert learnt.loss_mask.sum(1).tolist() == [2, 0, 4] and not learnt.loss_mask[:, -1].any()
+    assert (learnt.returns - learnt.old_values)[learnt.loss_mask].tolist() == [100.0] * 6
+    assert learnt.loss_weights[learnt.loss_mask].tolist() == [np.float32(1 / 6)] * 6
+    assert (learnt.loss_mask & (np.arange(6) >= batch.sequences.lengths[:, None] - 1)).sum() == 0

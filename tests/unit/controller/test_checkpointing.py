@@ -11,7 +11,8 @@ from hybridrl.config.schema import CheckpointConfig
 from hybridrl.controller.checkpointing import Checkpointer
 from hybridrl.controller.run_state import RunState, read_run_state
 from hybridrl.data.stream import StreamState
-from tests.unit.controller.fakes import FakeRecorder, FakeSavedActor
+from hybridrl.layout.roles import ModelRole
+from tests.unit.controller.fakes import FakeRecorder, FakeSavedModel
 
 
 def state(step: int) -> RunState:
@@ -27,9 +28,21 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def checkpointer(tmp_path: Path, actor: FakeSavedActor, recorder: FakeRecorder, **settings: object) -> Checkpointer:
+def checkpointer(
+    tmp_path: Path,
+    actor: FakeSavedModel,
+    recorder: FakeRecorder,
+    critic: FakeSavedModel | None = None,
+    **settings: object,
+) -> Checkpointer:
     config = CheckpointConfig(**{"every_steps": 2, "keep": 2} | settings)
-    return Checkpointer(config, CheckpointFolder(tmp_path / "saved", config.keep), actor, recorder, tmp_path / "model")
+    return Checkpointer(
+        config,
+        CheckpointFolder(tmp_path / "saved", config.keep),
+        [actor, *([critic] if critic else [])],
+        recorder,
+        tmp_path / "model",
+    )
 
 
 def steps_saved(tmp_path: Path) -> list[int]:
@@ -39,7 +52,7 @@ def steps_saved(tmp_path: Path) -> list[int]:
 def test_every_nth_step_and_the_last_are_saved_with_everything_that_belongs_to_them(
     tmp_path: Path, model: Path
 ) -> None:
-    saving = checkpointer(tmp_path, FakeSavedActor(), FakeRecorder(), is_async=False, keep=9)
+    saving = checkpointer(tmp_path, FakeSavedModel(), FakeRecorder(), is_async=False, keep=9)
     for step in range(1, 6):
         saving.after_step(state(step), is_last=step == 5)
     assert steps_saved(tmp_path) == [5, 4, 2]
@@ -54,7 +67,7 @@ def test_every_nth_step_and_the_last_are_saved_with_everything_that_belongs_to_t
 def test_training_goes_on_while_the_ranks_write_and_the_manifest_comes_when_all_are_done(
     tmp_path: Path, model: Path
 ) -> None:
-    actor, recorder = FakeSavedActor(pending=2), FakeRecorder()
+    actor, recorder = FakeSavedModel(pending=2), FakeRecorder()
     saving = checkpointer(tmp_path, actor, recorder, every_steps=4)
     complete = []
     for step in range(4, 8):
@@ -65,7 +78,7 @@ def test_training_goes_on_while_the_ranks_write_and_the_manifest_comes_when_all_
 
 
 def test_the_next_save_waits_for_the_one_before_and_finish_for_the_last(tmp_path: Path, model: Path) -> None:
-    actor = FakeSavedActor(pending=3)
+    actor = FakeSavedModel(pending=3)
     saving = checkpointer(tmp_path, actor, FakeRecorder(), every_steps=1)
     saving.after_step(state(1), is_last=False)
     saving.after_step(state(2), is_last=False)
@@ -78,7 +91,7 @@ def test_the_next_save_waits_for_the_one_before_and_finish_for_the_last(tmp_path
 def test_a_rank_that_cannot_write_is_reported_after_the_next_step_and_the_run_goes_on(
     tmp_path: Path, model: Path
 ) -> None:
-    actor, recorder = FakeSavedActor(), FakeRecorder()
+    actor, recorder = FakeSavedModel(), FakeRecorder()
     saving = checkpointer(tmp_path, actor, recorder)
     saving.after_step(state(2), is_last=False)
     saving.after_step(state(3), is_last=False)
@@ -99,16 +112,28 @@ def test_a_rank_that_cannot_write_is_reported_after_the_next_step_and_the_run_go
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, model: Path) -> None:
     (tmp_path / "saved").write_text("a file")
     recorder = FakeRecorder()
-    checkpointer(tmp_path, FakeSavedActor(), recorder).after_step(state(2), is_last=False)
+    checkpointer(tmp_path, FakeSavedModel(), recorder).after_step(state(2), is_last=False)
     assert len(recorder.said) == 1 and "step 2 could not be written" in recorder.said[0]
 
 
 def test_a_save_that_takes_too_long_counts_as_failed(tmp_path: Path, model: Path) -> None:
     recorder = FakeRecorder()
-    saving = checkpointer(tmp_path, FakeSavedActor(pending=10**9), recorder, timeout_s=1e-9)
+    saving = checkpointer(tmp_path, FakeSavedModel(pending=10**9), recorder, timeout_s=1e-9)
     saving.after_step(state(2), is_last=False)
     saving.finish()
     assert recorder.said == [
         "the checkpoint after step 2 could not be written, the run goes on: not done after 1e-09 s"
     ]
     assert list((tmp_path / "saved").iterdir()) == []
+
+
+def test_a_critic_is_saved_beside_the_actor_and_both_are_waited_for(tmp_path: Path, model: Path) -> None:
+    critic = FakeSavedModel(ModelRole.CRITIC, num_ranks=1, pending=1)
+    saving = checkpointer(tmp_path, FakeSavedModel(), FakeRecorder(), critic)
+    saving.after_step(state(2), is_last=False)
+    saving.after_step(state(3), is_last=False)
+    assert steps_saved(tmp_path) == []
+    saving.finish()
+    (saved,) = find_checkpoints(tmp_path / "saved").complete
+    assert [path.name for path in saved.rank_files("critic")] == ["critic_00000.safetensors"]
+    assert len(saved.rank_files("actor")) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,3 +80,35 @@ def test_every_group_that_teaches_is_trained_on_and_the_batch_has_its_size(num_g
     trained = _prompts(gathering)
     assert len(trained) == num_groups and trained[: len(teaching)] == teaching
     assert gathering.metrics()["groups/replaced"] == asked - num_groups
+
+
+def _add_with_greedy(gathering: Gathering, groups: dict[str, list[float | None]]) -> None:
+    """Add groups whose last sample is the greedy one."""
+    samples = [
+        replace(make_sample(make_prompt(name), i, 0), is_greedy=i == len(rewards) - 1)
+        for name, rewards in groups.items()
+        for i in range(len(rewards))
+    ]
+    gathering.add(samples, make_rewards([reward for rewards in groups.values() for reward in rewards]))
+
+
+def test_the_reward_of_a_greedy_sample_goes_to_the_others_of_its_group() -> None:
+    gathering = Gathering(2, max_rounds=1)
+    _add_with_greedy(gathering, {"a": [1, None, 0.5], "b": [0, 1, 0.25]})
+    batch = gathering.batch()
+    assert batch.rewards.tolist() == [1, 0, 1]
+    assert batch.greedy_rewards is not None and batch.greedy_rewards.tolist() == [0.5, 0.25, 0.25]
+    assert gathering.metrics()["samples/dropped"] == 1
+
+
+def test_a_group_whose_greedy_sample_has_no_reward_is_dropped_and_counted() -> None:
+    gathering = Gathering(2, max_rounds=1)
+    _add_with_greedy(gathering, {"a": [1, 0, None], "b": [0, 1, 0.25]})
+    assert _prompts(gathering) == ["b"]
+    assert gathering.metrics()["samples/dropped"] == 2
+
+
+def test_equal_rewards_teach_when_the_greedy_one_differs() -> None:
+    gathering = Gathering(2, max_rounds=2)
+    _add_with_greedy(gathering, {"a": [1, 1, 0], "b": [1, 1, 1]})
+    assert gathering.num_wanted == 1 and _prompts(gathering)[0] == "a"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from hybridrl.config.schema import (
+    AdvantageConfig,
+    AdvantageEstimator,
     AlgorithmConfig,
     OldPolicy,
     PolicyLossConfig,
@@ -22,11 +24,14 @@ from hybridrl.controller.trainer import Trainer, TrainResult
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError, EngineError
 from hybridrl.rewards.result import RewardResult
+from hybridrl.roles.failure import Failure, FailureKind
 from tests.unit.controller.fakes import (
     AlternatingScorer,
     FakeCheckpoints,
+    FakeCritic,
     FakePrompts,
     FakeRecorder,
+    FakeReference,
     World,
     make_prompt,
     make_rewards,
@@ -43,6 +48,9 @@ def _trainer(
     mini_batches: int = 1,
     max_rounds: int = 1,
     rollout_correction: RolloutCorrectionConfig | None = None,
+    advantage: AdvantageConfig | None = None,
+    critic: FakeCritic | None = None,
+    critic_warmup_steps: int = 0,
     reward_kl: RewardKlConfig | None = None,
     checkpoints: FakeCheckpoints | None = None,
     start: RunState | None = None,
@@ -56,6 +64,7 @@ def _trainer(
         mini_batches_per_step=mini_batches,
         max_sampling_rounds=max_rounds,
         rollout_correction=rollout_correction or RolloutCorrectionConfig(),
+        advantage=advantage or AdvantageConfig(),
         reward_kl=reward_kl or RewardKlConfig(),
     )
     evaluator = Evaluator(world, AlternatingScorer(), [make_prompt(f"eval/{i}") for i in range(4)])
@@ -69,6 +78,9 @@ def _trainer(
         scorer=AlternatingScorer(),
         evaluator=evaluator,
         recorder=recorder,
+        reference=FakeReference(world),
+        critic=critic,
+        critic_warmup_steps=critic_warmup_steps,
         checkpoints=checkpoints,
         start=start,
     )
@@ -252,6 +264,72 @@ def test_bypass_takes_the_samplers_log_probs_and_runs_no_pass_for_old_ones() -> 
     assert (world.last_batch.old_logprobs == world.last_batch.rollout_logprobs).all()
     assert recorder.steps[0][1]["actor/entropy"] == 0.5
     assert "logprob/rollout_vs_old_abs_max" not in recorder.steps[0][1]
+
+
+GAE = AdvantageConfig(estimator=AdvantageEstimator.GAE, whiten=False)
+
+
+def test_the_critic_values_states_and_learns_the_returns_of_the_states_before_each_token() -> None:
+    world, recorder = World(), FakeRecorder()
+    critic = FakeCritic(world)
+    _trainer(world, recorder, num_steps=1, advantage=GAE, critic=critic).run()
+    assert world.diary[2:] == ["old_logprobs v0", "values", "update v0", "update values v0", "sync v1"]
+    # Prompts of 2 tokens and responses of 3: the policy chose tokens 2, 3, 4 in the states after tokens 1, 2, 3.
+    (batch,) = critic.batches
+    assert batch.loss_mask.tolist() == [[False, True, True, True, False]] * 8
+    assert batch.old_values[0].tolist() == [0, 0.125, 0.25, 0.375, 0.5]
+    # With lambda and discount 1 the return is the reward, and the advantage what it is above the value.
+    assert batch.returns[:2].tolist() == [[0, 1, 1, 1, 0], [0, 0, 0, 0, 0]]
+    assert world.last_batch.advantages[0].tolist() == [0, 0, 0.875, 0.75, 0.625]
+    assert (
+        batch.loss_weights.sum() == pytest.approx(1) and (batch.loss_weights > 0).tolist() == batch.loss_mask.tolist()
+    )
+    metrics = recorder.steps[0][1]
+    assert metrics["critic/loss"] == 0.125 and metrics["critic/explained_variance"] == 0.75
+    assert {"critic/clip_fraction", "critic/grad_norm", "critic/lr", "critic/skipped_updates"} <= metrics.keys()
+    assert "values" in recorder.phases
+
+
+def test_mini_batches_of_actor_and_critic_alternate_and_weigh_a_global_batch_each() -> None:
+    world = World()
+    critic = FakeCritic(world)
+    _trainer(world, FakeRecorder(), num_steps=1, mini_batches=2, advantage=GAE, critic=critic).run()
+    assert world.diary[4:-1] == ["update v0", "update values v0"] * 2
+    assert [batch.loss_weights.sum() for batch in critic.batches] == pytest.approx([1, 1])
+
+
+def test_while_the_critic_warms_up_the_actor_stays_and_its_metrics_are_left_out() -> None:
+    world, recorder = World(), FakeRecorder()
+    _trainer(world, recorder, num_steps=3, advantage=GAE, critic=FakeCritic(world), critic_warmup_steps=2).run()
+    assert [entry for entry in world.diary if entry.startswith("update")] == [
+        "update values v0", "update values v1", "update v2", "update values v2",
+    ]  # fmt: skip
+    assert ["actor/loss" in metrics for _, metrics, _ in recorder.steps] == [False, False, True]
+    assert all("critic/loss" in metrics and "actor/entropy" in metrics for _, metrics, _ in recorder.steps)
+
+
+def test_a_critic_that_fails_while_the_actor_computes_ends_the_run_by_its_name() -> None:
+    world = World()
+    critic = FakeCritic(world, failures=[Failure("critic", 2, "values", FailureKind.RAISED, "ValueError: bad row")])
+    with pytest.raises(EngineError, match=r"^critic rank 2 failed in phase values:\nValueError: bad row"):
+        _trainer(world, FakeRecorder(), advantage=GAE, critic=critic).run()
+    assert not any(entry.startswith("update") for entry in world.diary)
+
+
+def test_an_algorithm_without_values_leaves_a_critic_alone() -> None:
+    world = World()
+    _trainer(world, FakeRecorder(), num_steps=1, critic=FakeCritic(world), critic_warmup_steps=1).run()
+    assert "values" not in world.diary and "update v0" in world.diary
+
+
+def test_a_greedy_sample_of_each_prompt_is_its_baseline_and_is_not_trained_on() -> None:
+    world, recorder = World(), FakeRecorder()
+    _trainer(world, recorder, num_steps=1, advantage=AdvantageConfig(estimator=AdvantageEstimator.REMAX)).run()
+    # Five samples a prompt are scored 1, 0, 1, 0, 1 and 0, 1, 0, 1, 0: the fifth is the greedy one.
+    assert world.last_batch.advantages[:, 2].tolist() == [0, -1, 0, -1, 0, 1, 0, 1]
+    metrics, rollouts = recorder.steps[0][1:]
+    assert len(rollouts) == metrics["samples/trained"] == PROMPTS * SAMPLES
+    assert metrics["samples/dropped"] == 0 and metrics["reward/greedy_mean"] == 0.5
 
 
 def _without_times(recorder: FakeRecorder) -> list[tuple[int, dict[str, object], list[tuple[str, int, bytes]]]]:

@@ -27,7 +27,7 @@ SAMPLE = Sample(
 
 def test_samples_of_several_batches_come_back_in_order_and_to_the_bit(tmp_path: Path) -> None:
     routed = replace(SAMPLE, sample_index=4, routing=np.arange(24, dtype=np.int16).reshape(4, 3, 2))
-    empty = replace(SAMPLE, loss_mask=np.zeros(4, dtype=bool), finish_reason=FinishReason.STOP)
+    empty = replace(SAMPLE, is_greedy=True, loss_mask=np.zeros(4, dtype=bool), finish_reason=FinishReason.STOP)
     batches = [[SAMPLE, routed], [], [empty]]
     write_samples(tmp_path / "samples.arrow", batches)
     found = read_samples(tmp_path / "samples.arrow", 3)

@@ -190,9 +190,9 @@ COMMAND_LINE_FAULTS: list[tuple[tuple[str, ...], str]] = [
         "name: got 'a/b', expected the name of a folder inside runs_dir; use letters, digits, dots, dashes and",
     ),
     (
-        ("platform=cuda", "placement=colocated"),
-        "placement: got colocated, expected split, since platform is cuda: weights do not move between two processes on "
-        "one device (no CUDA IPC); set it to split",
+        ("platform=cuda", "placement.rollout=train"),
+        "placement.rollout: got train, expected a pool other than that of placement.actor, since platform is cuda: weights do "
+        "not move between two processes on one device (no CUDA IPC); name another",
     ),
 ]
 
@@ -223,7 +223,7 @@ def test_values_at_a_limit_pass(tmp_path: Path, overrides: tuple[str, ...]) -> N
 
 
 def test_training_on_gpus_is_refused_since_no_run_was_tested(tmp_path: Path) -> None:
-    (problem,) = problems(write_experiment(tmp_path), "platform=cuda", "placement=split")
+    (problem,) = problems(write_experiment(tmp_path), "platform=cuda", "placement.rollout=side")
     assert problem == (
         "command line: platform: got cuda, expected cpu: training on GPUs is not supported yet, since no run on them "
         "was tested; set it to cpu"
@@ -478,8 +478,20 @@ def test_a_broken_key_causes_no_second_problem(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (
-            ("reward.model_path=weights",),
-            "reward.model_path: got WEIGHTS, expected null: reward models are not supported",
+            ("reward.model.weight=1",),
+            "reward.model.path: got nothing, expected a checkpoint, since reward.model.weight is above 0; set it",
+        ),
+        (
+            ("reward.model.weight=1", "reward.model.path=weights"),
+            "reward.model.path: got WEIGHTS, expected a sequence-classification checkpoint, with score.weight; use a trained",
+        ),
+        (
+            ("reward.model.path=weights",),
+            "reward.model.path: got a value, expected none: it is not read when reward.model.weight is 0",
+        ),
+        (
+            ("placement.reward_model=side",),
+            "placement.reward_model: got a value, expected none: it is not read when reward.model.weight is 0",
         ),
         (
             ("reward.format.pattern=a",),
@@ -521,7 +533,7 @@ def test_all_faults_of_rewards_and_data_are_listed_at_once(tmp_path: Path, monke
     path = write_experiment(tmp_path, FILE_TASK)
     monkeypatch.chdir(tmp_path)
     overrides = (
-        "reward.model_path=weights",
+        "reward.model.path=weights",
         "reward.format.weight=1",
         "data.train_path=no.jsonl",
         "reward.code.file_mib=1",
@@ -545,7 +557,7 @@ def test_transports_between_devices_are_refused_on_cpu(tmp_path: Path, wanted: s
 
 
 def test_nccl_is_refused_where_two_roles_share_a_device(tmp_path: Path) -> None:
-    overrides = ("platform=cuda", "placement=colocated", "weight_sync.transport=nccl")
+    overrides = ("platform=cuda", "placement.rollout=train", "weight_sync.transport=nccl")
     found = [p for p in problems(write_experiment(tmp_path), *overrides) if "weight_sync.transport" in p]
     assert len(found) == 1 and "NCCL does not take two ranks on one device" in found[0]
 

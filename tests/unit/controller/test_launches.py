@@ -1,0 +1,63 @@
+"""Pools and launches of a run, from its configuration alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hybridrl.config.schema import (
+    AdvantageConfig,
+    AdvantageEstimator,
+    AlgorithmConfig,
+    CriticConfig,
+    ExperimentConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PlacementConfig,
+    Platform,
+    PolicyLossConfig,
+    RoleConfig,
+    RoleParallelConfig,
+)
+from hybridrl.controller.launches import megatron_launch, place_pools
+from hybridrl.layout.roles import ModelRole, by_pool, megatron_roles
+
+PPO = ExperimentConfig(
+    platform=Platform.CPU,
+    model=ModelConfig(path="policy"),
+    algorithm=AlgorithmConfig(
+        advantage=AdvantageConfig(estimator=AdvantageEstimator.GAE),
+        policy_loss=PolicyLossConfig(kl_coef=0.1),
+        mini_batches_per_step=2,
+    ),
+    critic=CriticConfig(optimizer=OptimizerConfig(lr=0.5), warmup_steps=3),
+)
+
+
+def test_roles_of_one_pool_share_its_ranks_and_replicas_come_after() -> None:
+    pools = place_pools(PPO, megatron_roles(PPO), num_replicas=2)
+    assert list(pools) == ["train"]
+    assert len(pools["train"].ranks) == 1 and [slot.bundle for slot in pools["train"].replicas] == [1, 2]
+
+
+def test_each_named_pool_is_as_large_as_its_roles() -> None:
+    placement = PlacementConfig(critic="side", reference="side", rollout="rollout")
+    wide = RoleParallelConfig(dp_size=3)
+    config = replace(PPO, placement=placement, critic=CriticConfig(parallel=wide), reference=RoleConfig(parallel=wide))
+    pools = place_pools(config, megatron_roles(config), num_replicas=1)
+    assert {name: (len(pool.ranks), len(pool.replicas)) for name, pool in pools.items()} == {
+        "train": (1, 0),
+        "side": (3, 0),
+        "rollout": (0, 1),
+    }
+
+
+def test_only_trained_models_get_an_optimizer_and_the_critic_its_own() -> None:
+    ((_, members),) = by_pool(megatron_roles(PPO)).items()
+    launch = megatron_launch(PPO, members, num_updates=10)
+    actor, reference, critic = launch.models
+    assert [model.role for model in launch.models] == [ModelRole.ACTOR, ModelRole.REFERENCE, ModelRole.CRITIC]
+    assert launch.roles == "actor+reference+critic"
+    assert reference.optimizer is None and actor.optimizer == PPO.actor.optimizer
+    assert critic.optimizer is not None and critic.optimizer.lr == 0.5
+    # The critic also learns in 3 steps of 2 mini-batches before the actor does.
+    assert (actor.num_optimizer_steps, critic.num_optimizer_steps) == (10, 16)
