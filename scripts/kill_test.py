@@ -58,11 +58,11 @@ class Kill:
 class Life:
     """One process of the run, from start to end."""
 
-    def __init__(self, folder: Path, name: str, overrides: list[str]) -> None:
+    def __init__(self, folder: Path, name: str, config: Path, overrides: list[str]) -> None:
         self.run_dir = folder / name
         self._phase = folder / f"{name}.phase"
         self._phase.write_text("")
-        command = [sys.executable, str(Path(__file__)), "--child", str(self._phase), "train", str(CONFIG)]
+        command = [sys.executable, str(Path(__file__)), "--child", str(self._phase), "train", str(config)]
         log = (folder / f"{name}.log").open("a")
         self.process = subprocess.Popen(
             [*command, f"runs_dir={folder}", f"name={name}", *overrides], stdout=log, stderr=subprocess.STDOUT, cwd=ROOT
@@ -187,6 +187,9 @@ def compare(run_dir: Path, undisturbed: Path, num_steps: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--config", type=Path, default=CONFIG, help="a demo, in which parallel sizes and batches are made small"
+    )
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--steps", type=int, default=45, help="of both runs; must outlast the kills")
     parser.add_argument("--lag", type=int, default=1, help="trainer.max_policy_lag")
@@ -201,7 +204,7 @@ def main() -> int:
         *("trainer.resume=auto", "checkpoint.every_steps=1", "checkpoint.keep=2"),
     ]
     started = time.monotonic()
-    Life(options.folder, "undisturbed", overrides).finish()
+    Life(options.folder, "undisturbed", options.config, overrides).finish()
     print(f"undisturbed: {options.steps} steps, {time.monotonic() - started:.0f} s", flush=True)
     kills = list(kill_often(options, overrides))
     num_samples = compare(options.folder / "killed", options.folder / "undisturbed", options.steps)
@@ -216,7 +219,7 @@ def main() -> int:
 def kill_often(options: argparse.Namespace, overrides: list[str]) -> Iterator[Kill]:
     """Run to the end, killing on the way."""
     rng = random.Random(options.seed)
-    life = Life(options.folder, "killed", overrides)
+    life = Life(options.folder, "killed", options.config, overrides)
     for number in range(options.kills):
         target, phase = rng.choice((CONTROLLER, *TITLES)), rng.choice((START, *PHASES))
         if phase == START:
@@ -237,7 +240,7 @@ def kill_often(options: argparse.Namespace, overrides: list[str]) -> Iterator[Ki
         print(f"kill {number + 1}: {kill}", flush=True)
         yield kill
         if exit_code is not None:
-            life = Life(options.folder, "killed", overrides)
+            life = Life(options.folder, "killed", options.config, overrides)
     life.finish()
 
 
