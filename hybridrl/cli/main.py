@@ -1,6 +1,4 @@
-"""The command line: ``hybridrl train FILE [key=value ...]``; ``sft``, ``check`` and ``parity`` likewise.
-
-``hybridrl export RUN OUT`` takes no configuration.
+"""The command line: ``hybridrl train FILE [key=value ...]``; ``sft``, ``check`` and ``parity`` likewise. ``look.py`` has those for runs.
 
 The only place that reads arguments. Everything that can be refused is refused here, before an engine is imported.
 Exit codes: 0 done, 1 the run failed or the engines disagree, 2 the configuration or the data is wrong, 130 interrupted.
@@ -13,8 +11,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
+from hybridrl.cli.export import add_export_command
+from hybridrl.cli.look import add_look_commands
+from hybridrl.cli.number import number
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.errors import ConfigError, DataError, HybridRLError
 from hybridrl.parity.options import ParityOptions
@@ -41,7 +41,6 @@ class Request:
 
 
 Run = Callable[[ExperimentConfig], int]
-N = TypeVar("N", int, float)
 
 
 def controller(command: Command) -> Run:
@@ -69,10 +68,10 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
         The exit code.
     """
     parsed = _parser().parse_args(arguments)
-    return _export(parsed.source, parsed.output) if parsed.command == "export" else _run(_request(parsed), runner)
+    return _look(parsed) if parsed.look is not None else _start(_request(parsed), runner)
 
 
-def _run(request: Request, runner: Callable[[Command], Run]) -> int:
+def _start(request: Request, runner: Callable[[Command], Run]) -> int:
     try:
         checked = load_checked(request.path, request.overrides, request.command)
         if request.is_check_only:
@@ -93,24 +92,20 @@ def _run(request: Request, runner: Callable[[Command], Run]) -> int:
         return EXIT_INTERRUPTED
 
 
-def _export(source: Path, output: Path) -> int:
-    """Write the weights of a run, or of one of its checkpoints, as a Hugging Face checkpoint."""
-    from hybridrl.checkpoint.export import export
-    from hybridrl.layout.roles import ModelRole
-
+def _look(parsed: argparse.Namespace) -> int:
     try:
-        taken = export(source, output, ModelRole.ACTOR.value, print)
+        code: int = parsed.look(parsed)
     except HybridRLError as e:
-        _complain(f"{source}: cannot be exported ({type(e).__name__})", e)
-        return EXIT_FAILED
-    print(f"{output}: the weights after step {taken.manifest.step}, from {taken.folder}")
-    return EXIT_OK
+        _complain(f"{parsed.command}: cannot read this", e)
+        return EXIT_WRONG_INPUT
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hybridrl", description="Reinforcement learning for mixture-of-experts models"
     )
+    parser.set_defaults(look=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in (
         ("train", "train a policy with reinforcement learning"),
@@ -129,15 +124,8 @@ def _parser() -> argparse.ArgumentParser:
             )
         if name == "parity":
             _add_parity_options(command)
-    text = "write the weights of a run or a checkpoint as a Hugging Face checkpoint"
-    command = commands.add_parser("export", help=text, description=text)
-    command.add_argument(
-        "source",
-        type=Path,
-        metavar="RUN|CHECKPOINT",
-        help="folder of a run, which means its newest checkpoint, or of one",
-    )
-    command.add_argument("output", type=Path, metavar="OUT", help="folder to write, which must not exist yet")
+    add_look_commands(commands)
+    add_export_command(commands)
     return parser
 
 
@@ -152,17 +140,17 @@ def _add_parity_options(command: argparse.ArgumentParser) -> None:
     default = ParityOptions()
     command.add_argument("--no-vllm", action="store_true", help="compare Megatron only")
     command.add_argument(
-        "--num-tokens", type=_number(int, 2), default=default.num_tokens, help="length of the sequence (%(default)s)"
+        "--num-tokens", type=number(int, 2), default=default.num_tokens, help="length of the sequence (%(default)s)"
     )
     command.add_argument(
         "--tolerance",
-        type=_number(float, 0),
+        type=number(float, 0),
         default=default.tolerance,
         help="bound on an operator's difference, relative to its largest value (%(default)s)",
     )
     command.add_argument(
         "--logprob-tolerance",
-        type=_number(float, 0),
+        type=number(float, 0),
         default=default.logprob_tolerance,
         help="bound on a log-prob's difference, in nats (%(default)s)",
     )
@@ -170,16 +158,6 @@ def _add_parity_options(command: argparse.ArgumentParser) -> None:
 
 def _parity_options(parsed: argparse.Namespace) -> ParityOptions:
     return ParityOptions(parsed.num_tokens, parsed.tolerance, parsed.logprob_tolerance, not parsed.no_vllm)
-
-
-def _number(kind: type[N], at_least: int) -> Callable[[str], N]:
-    def number(text: str) -> N:
-        value = kind(text)
-        if not value >= at_least:
-            raise argparse.ArgumentTypeError(f"got {text}, expected a number >= {at_least}")
-        return value
-
-    return number
 
 
 def _check(checked: Checked) -> int:

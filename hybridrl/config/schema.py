@@ -150,6 +150,14 @@ class RouterReplay(enum.Enum):
     R3 = "r3"  # that of the sampler, as does the log-prob pass
 
 
+class WandbMode(enum.Enum):
+    """Whether and how Weights & Biases follows a run."""
+
+    OFF = "off"
+    OFFLINE = "offline"  # into the run's folder, for `wandb sync`
+    ONLINE = "online"
+
+
 class Recompute(enum.Enum):
     """Activations that are dropped after the forward pass."""
 
@@ -619,6 +627,10 @@ class TrainerConfig:
         "auto goes on in <runs_dir>/<name> from its newest valid checkpoint, and starts that run when there is none yet; never "
         "starts a new run; a path starts a new run from that checkpoint, or from the newest of that run or folder",
     )
+    replay_steps: str | None = setting(
+        None,
+        "Steps to write a replay file of, for `hybridrl replay`: 0,10-12,/50 is step 0, steps 10 to 12 and every 50th",
+    )
     save_hf_at_end: bool = setting(True, "Export the trained policy as an HF checkpoint under the run folder")
 
 
@@ -639,6 +651,27 @@ class CheckpointConfig:
     timeout_s: float = setting(
         1800.0, "Seconds that writing one checkpoint may take; past that it counts as failed", above=0
     )
+
+
+@dataclass
+class TrackingConfig:
+    """Programs that follow the metrics of a run, beside its metrics.jsonl and TensorBoard files."""
+
+    wandb: WandbMode = setting(
+        WandbMode.OFF, "Weights & Biases (package wandb); offline needs no account and no network"
+    )
+    wandb_project: str = setting("hybridrl", "Project of the run in Weights & Biases")
+    mlflow_uri: str | None = setting(
+        None,
+        "MLflow (package mlflow): file:///folder, sqlite:////folder/mlflow.db or the address of a server; null turns it off",
+    )
+    prometheus_port: int | None = setting(
+        None,
+        "Port of the controller at which Prometheus reads the newest metrics; null turns it off",
+        at_least=1,
+        at_most=65535,
+    )
+    prometheus_host: str = setting("127.0.0.1", "Interface that this port listens on; it has no password")
 
 
 @dataclass
@@ -688,4 +721,5 @@ class ExperimentConfig:
     weight_sync: WeightSyncConfig = setting(WeightSyncConfig, "Weight sync")
     trainer: TrainerConfig = setting(TrainerConfig, "Loop")
     checkpoint: CheckpointConfig = setting(CheckpointConfig, "Checkpoints")
+    tracking: TrackingConfig = setting(TrackingConfig, "Trackers")
     sft: SftConfig = setting(SftConfig, "Supervised stage")

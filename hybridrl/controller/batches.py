@@ -196,4 +196,5 @@ def rollout_record(sample: Sample, reward: float, old_logprobs: Floats, advantag
         old_logprobs=old_logprobs,
         advantages=advantages,
         policy_versions=sample.policy_versions,
+        data_source=sample.prompt.data_source,
     )

@@ -21,7 +21,9 @@ from hybridrl.rewards.result import RewardResult
 from hybridrl.roles.future import Future
 
 if TYPE_CHECKING:
+    from hybridrl.algos.algorithm import Credit
     from hybridrl.checkpoint.manifest import FileRecord
+    from hybridrl.controller.batches import ScoredBatch
     from hybridrl.controller.run_state import RunState
     from hybridrl.controller.weight_sync import SyncReport
     from hybridrl.engines.megatron.results import UpdateMetrics, ValueMetrics
@@ -39,8 +41,8 @@ class ActorGroup(Protocol):
         """Compute log-probs under the actor."""
         ...
 
-    def update(self, batch: PolicyBatch) -> Future[UpdateMetrics]:
-        """Take one optimizer step."""
+    def update(self, batch: PolicyBatch, *, want_logprobs: bool = False) -> Future[UpdateMetrics]:
+        """Take one optimizer step; the answer has the log-probs before it where they are wanted."""
         ...
 
 
@@ -221,6 +223,30 @@ class Scorer(Protocol):
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Return the reward of each sample, and which samples could not be scored and are to be dropped."""
+        ...
+
+
+class StepReplays(Protocol):
+    """Files of chosen steps; see :class:`hybridrl.controller.replays.ReplayFiles`."""
+
+    def wants(self, step: int) -> bool:
+        """Return whether a step is to be recorded."""
+        ...
+
+    def record(
+        self,
+        step: int,
+        batch: ScoredBatch,
+        policy: PolicyBatch,
+        credit: Credit,
+        values: Floats | None,
+        updates: Sequence[UpdateMetrics],
+    ) -> None:
+        """Write a step if it is wanted; the updates then have log-probs.
+
+        Args:
+            values: [num_samples, max_tokens] of the state after each token; None without a critic.
+        """
         ...
 
 

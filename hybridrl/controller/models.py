@@ -93,19 +93,25 @@ class Models:
         return Forward(old, old.logprobs if old else batch.rollout_logprobs, ref_logprobs, values)
 
     def update(
-        self, policy: PolicyBatch | None, values: ValueBatch | None, beside: Sequence[Future[Any]]
+        self,
+        policy: PolicyBatch | None,
+        values: ValueBatch | None,
+        beside: Sequence[Future[Any]],
+        *,
+        want_logprobs: bool = False,
     ) -> tuple[list[UpdateMetrics], list[ValueMetrics]]:
         """Take the optimizer steps of actor and critic; None leaves one of them as it is.
 
         Args:
             beside: Calls in flight, whose failure ends the wait.
+            want_logprobs: Whether the actor's answers have log-probs.
         """
         num, weigh = self._num_mini_batches, self._algorithm.loss_weights
         policies = mini_batches(policy, num, weigh) if policy else []
         states = mini_batches(values, num, weigh) if values else []
         updates, value_updates = [], []
         for actions, learnt in zip_longest(policies, states):
-            actor = self._actor.update(actions) if actions else None
+            actor = self._actor.update(actions, want_logprobs=want_logprobs) if actions else None
             critic = self._critic.update(learnt) if learnt and self._critic else None
             wait_all([future for future in (actor, critic) if future], beside=beside)
             if actor:

@@ -20,9 +20,11 @@ from hybridrl.controller.checkpointing import Checkpointer
 from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.model_reward import ModelScorer
 from hybridrl.controller.parity import require_parity
+from hybridrl.controller.replays import ReplayFiles
 from hybridrl.controller.resuming import Resumed, checkpoints_folder, find_resumable, is_continued, load_newest
 from hybridrl.controller.startup import start_actor, start_roles
 from hybridrl.controller.supervised import train_supervised
+from hybridrl.controller.tracking import open_trackers
 from hybridrl.controller.trainer import Trainer, TrainResult
 from hybridrl.data.dataset import open_dataset
 from hybridrl.data.demonstrations import open_demonstrations
@@ -59,7 +61,7 @@ def train(config: ExperimentConfig) -> int:
             require_parity(config, recorder.run_dir, recorder.status)
         with (
             contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts)) as parts,
-            start_roles(config, recorder.run_dir, dataset.train.first.token_ids) as roles,
+            start_roles(config, recorder.run_dir, dataset.train.first.token_ids, recorder.timeline.add) as roles,
         ):
             model = roles.models.reward_model
             scorer = ModelScorer(parts, model, config.reward) if model else parts
@@ -83,6 +85,7 @@ def train(config: ExperimentConfig) -> int:
                 critic_warmup_steps=config.critic.warmup_steps,
                 checkpoints=_checkpointer(config, roles.models.states, recorder, resumed),
                 start=resumed.state if resumed else None,
+                replays=ReplayFiles(config, recorder.run_dir, stop_texts),
             )
             result = trainer.run()
             if config.trainer.save_hf_at_end:
@@ -138,6 +141,8 @@ def _recorded(
     )
     try:
         with _stop_signals(), recorder:
+            for tracker in open_trackers(config, recorder.run_dir):
+                recorder.track(tracker)
             recorder.status(status)
             summary = run(recorder)
     except KeyboardInterrupt:

@@ -20,6 +20,7 @@ from hybridrl.layout.shard import ShardMap
 from hybridrl.layout.value_model import read_value_model_spec
 from hybridrl.reshard.transports import remove_leftovers
 from hybridrl.roles.future import wait_all, wait_for
+from hybridrl.roles.group import Observe, unobserved
 from hybridrl.roles.megatron_policy import MegatronActor, MegatronPolicy
 from hybridrl.roles.megatron_pool import MegatronPool
 from hybridrl.roles.megatron_state import MegatronState
@@ -57,12 +58,15 @@ class Roles:
 
 
 @contextmanager
-def start_roles(config: ExperimentConfig, run_dir: Path, probe_token_ids: Sequence[int]) -> Iterator[Roles]:
+def start_roles(
+    config: ExperimentConfig, run_dir: Path, probe_token_ids: Sequence[int], observe: Observe = unobserved
+) -> Iterator[Roles]:
     """Start Megatron ranks and replicas at the same time and connect them; end them all with the context.
 
     Args:
         run_dir: Gets the logs of worker processes after an error.
         probe_token_ids: Of the probe prompt (``probe.py``).
+        observe: Told of every answer of a rank or replica.
 
     Raises:
         EngineError: A rank did not start; names role, rank and phase.
@@ -70,10 +74,10 @@ def start_roles(config: ExperimentConfig, run_dir: Path, probe_token_ids: Sequen
     roles = megatron_roles(config)
     placed = place_pools(config, roles, config.rollout.num_replicas)
     with sync_session() as session, _pools(config, placed, run_dir) as pools:
-        rollout = _rollout(config, placed[config.placement.rollout], pools[config.placement.rollout])
+        rollout = _rollout(config, placed[config.placement.rollout], pools[config.placement.rollout], observe)
         num_steps = config.trainer.num_steps - (config.critic.warmup_steps if config.algorithm.needs_values else 0)
         num_updates = num_steps * config.algorithm.mini_batches_per_step
-        ranks = _megatron_pools(config, roles, placed, pools, num_updates)
+        ranks = _megatron_pools(config, roles, placed, pools, num_updates, observe)
         try:
             rollout_maps = rollout.start()
             wait_all([*[pool.start() for pool in ranks.values()], rollout_maps])
@@ -159,7 +163,7 @@ def _pools(
         yield {name: cluster.pool(pool.bundles, timeout_s) for name, pool in placed.items()}
 
 
-def _rollout(config: ExperimentConfig, placed: PoolPlacement, pool: ResourcePool) -> RolloutReplicas:
+def _rollout(config: ExperimentConfig, placed: PoolPlacement, pool: ResourcePool, observe: Observe) -> RolloutReplicas:
     launch = RolloutLaunch(
         Path(config.model.path).absolute(),
         config.rollout,
@@ -168,7 +172,7 @@ def _rollout(config: ExperimentConfig, placed: PoolPlacement, pool: ResourcePool
         config.seed,
         records_routing=config.actor.router_replay is RouterReplay.R3,
     )
-    return RolloutReplicas(pool, placed.replicas, launch, timeouts=config.trainer)
+    return RolloutReplicas(pool, placed.replicas, launch, timeouts=config.trainer, observe=observe)
 
 
 def _megatron_pools(
@@ -177,11 +181,16 @@ def _megatron_pools(
     placed: Mapping[str, PoolPlacement],
     pools: Mapping[str, ResourcePool],
     num_updates: int,
+    observe: Observe = unobserved,
 ) -> dict[str, MegatronPool]:
     """Start the processes of all pools at once, which takes seconds for each."""
     return {
         name: MegatronPool(
-            pools[name], placed[name].ranks, megatron_launch(config, members, num_updates), timeouts=config.trainer
+            pools[name],
+            placed[name].ranks,
+            megatron_launch(config, members, num_updates),
+            timeouts=config.trainer,
+            observe=observe,
         )
         for name, members in by_pool(roles).items()
     }

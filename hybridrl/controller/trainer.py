@@ -42,6 +42,7 @@ from hybridrl.controller.interfaces import (
     ReferenceGroup,
     RolloutGroup,
     Scorer,
+    StepReplays,
     WeightSync,
 )
 from hybridrl.controller.metrics import StepOutcome, step_metrics
@@ -76,6 +77,7 @@ class Trainer:
         critic: For algorithms that need values.
         critic_warmup_steps: First steps, in which the actor is not updated.
         start: Where to go on; the roles hold that version, and the prompts stand where it says. None starts at step 0.
+        replays: Writes chosen steps to files.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Trainer:
         critic_warmup_steps: int = 0,
         checkpoints: Checkpoints | None = None,
         start: RunState | None = None,
+        replays: StepReplays | None = None,
     ) -> None:
         self._config = config
         self._batching = algorithm
@@ -110,6 +113,7 @@ class Trainer:
         self._scorer = scorer
         self._evaluator = evaluator
         self._recorder = recorder
+        self._replays = replays
         self._schedule = EvaluationSchedule(config.eval_every_steps, config.num_steps)
         self._in_flight: deque[Future[list[Sample]]] = deque()
         self._checkpoints = checkpoints
@@ -180,7 +184,8 @@ class Trainer:
                 values = value_batch(batch.sequences, batch.loss_mask, forward.values, credit.returns, weigh)
         with phase("train"):
             taught = policy if step >= self._num_warmup else None
-            updates, value_updates = self._models.update(taught, values, self._in_flight)
+            recorded = self._replays is not None and self._replays.wants(step)
+            updates, value_updates = self._models.update(taught, values, self._in_flight, want_logprobs=recorded)
         with phase("rollout"):
             wait_all(list(self._in_flight))
         with phase("weight_sync"):
@@ -191,6 +196,8 @@ class Trainer:
         if self._schedule.is_due_after(step):
             self._evaluate(version + 1)
         self._recorder.record_step(step, metrics, rollout_records(batch, policy))
+        if self._replays:
+            self._replays.record(step, batch, policy, credit, forward.values, updates)
 
     def _unreplayed_metrics(self, batch: ScoredBatch, step: int) -> dict[str, Metric]:
         """Before evaluations, measure what the mismatch would be if the sampler's experts were not replayed."""

@@ -17,10 +17,14 @@ class PhaseTimer:
 
     Args:
         on_change: Called with the names of the phases that run now, whenever one starts or ends.
+        on_end: Called with the name of a phase that has ended, and when it started and ended by time.perf_counter().
     """
 
-    def __init__(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
+    def __init__(
+        self, on_change: Callable[[tuple[str, ...]], None], on_end: Callable[[str, float, float], None]
+    ) -> None:
         self._on_change = on_change
+        self._on_end = on_end
         self._lock = threading.Lock()
         self._running: list[str] = []
         self._seconds: dict[str, float] = {}
@@ -34,8 +38,8 @@ class PhaseTimer:
         try:
             yield
         finally:
-            elapsed = time.perf_counter() - started
-            self._change(lambda: self._leave(name, elapsed))
+            ended = time.perf_counter()
+            self._change(lambda: self._leave(name, started, ended))
 
     def take(self) -> dict[str, float]:
         """Return ``time_s/<phase>`` of all phases since the last call and ``time_s/step`` since then, and start anew."""
@@ -46,9 +50,10 @@ class PhaseTimer:
             self._seconds, self._since = {}, now
         return times
 
-    def _leave(self, name: str, elapsed: float) -> None:
+    def _leave(self, name: str, started: float, ended: float) -> None:
         self._running.remove(name)
-        self._seconds[name] = self._seconds.get(name, 0.0) + elapsed
+        self._seconds[name] = self._seconds.get(name, 0.0) + ended - started
+        self._on_end(name, started, ended)
 
     def _change(self, action: Callable[[], None]) -> None:
         with self._lock:

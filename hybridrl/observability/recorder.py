@@ -3,6 +3,7 @@
     runs/<name>/config.resolved.yaml     what ran, written first
     runs/<name>/metrics.jsonl            one object per step, on disk before the next step starts
     runs/<name>/tensorboard/             the same numbers
+    runs/<name>/timeline.json            phases of the controller and calls of the ranks, as a Chrome trace
     runs/<name>/rollouts/step_*.parquet  every sample with tokens, log-probs and reward
     runs/<name>/evaluations/version_*.parquet  the samples of the evaluation of a policy version, in the same columns
     runs/<name>/report.html              curves and sample rollouts in one self-contained page
@@ -16,8 +17,9 @@ that it was in.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -28,6 +30,8 @@ from hybridrl.observability.progress import Progress, open_progress
 from hybridrl.observability.records import Metric, Outcome, RolloutRecord
 from hybridrl.observability.report import Decode, Report
 from hybridrl.observability.rollout_file import write_rollouts
+from hybridrl.observability.timeline import Timeline, free_timeline_path
+from hybridrl.observability.trackers.tracker import Tracker
 
 
 class RunRecorder:
@@ -42,6 +46,10 @@ class RunRecorder:
         report_interval_s: Least seconds between two rewrites of the report.
         is_continued: Whether to go on in the folder of that name when it exists.
         progress: Display; None takes a live one on a terminal and plain lines elsewhere.
+
+    Attributes:
+        run_dir: The run's folder.
+        timeline: Has the phases; calls of ranks are added to it.
     """
 
     def __init__(
@@ -60,11 +68,13 @@ class RunRecorder:
         self.run_dir = runs_dir / name if is_there else create_run_dir(runs_dir, name)
         write_text_atomic(self.run_dir / "config.resolved.yaml", resolved_config)
         self._log = MetricsLog(self.run_dir)
+        self._trackers: list[Tracker] = []
+        self.timeline = Timeline(free_timeline_path(self.run_dir))
         self._report = Report(self.run_dir / "report.html", self.run_dir.name, num_steps, resolved_config, decode)
         self._report_interval_s = report_interval_s
         self._report_written_at = float("-inf")
         self._progress = open_progress(self.run_dir.name, num_steps) if progress is None else progress
-        self._phases = PhaseTimer(self._progress.phases)
+        self._phases = PhaseTimer(self._progress.phases, partial(self.timeline.add, "controller", "phases"))
         self._evaluation: dict[str, Metric] = {}
         self._held_out: tuple[RolloutRecord, ...] = ()
         self._closed = False
@@ -83,11 +93,16 @@ class RunRecorder:
             self._report.add_metrics(number, metrics)
         for path in (
             *self.run_dir.glob("rollouts/step_*.parquet"),
+            *self.run_dir.glob("replays/step_*.parquet"),
             *self.run_dir.glob("evaluations/version_*.parquet"),
         ):
-            first_dropped = step if path.parent.name == "rollouts" else step + 1
+            first_dropped = step + 1 if path.parent.name == "evaluations" else step
             if int(path.stem.rpartition("_")[2]) >= first_dropped:
                 path.unlink()
+
+    def track(self, tracker: Tracker) -> None:
+        """Give a tracker the metrics of every step from now on."""
+        self._trackers.append(tracker)
 
     def start_steps(self) -> None:
         """Start the clock of the next step anew, so that start-up does not count as its time."""
@@ -119,6 +134,7 @@ class RunRecorder:
         merged: dict[str, Metric] = {**self._phases.take(), **metrics, **self._evaluation}
         self._evaluation = {}
         self._write(step, merged)
+        self.timeline.flush()
         if rollouts:
             write_rollouts(self.run_dir / "rollouts" / f"step_{step:06d}.parquet", step, rollouts)
             self._report.add_rollouts(step, rollouts, self._held_out)
@@ -133,6 +149,9 @@ class RunRecorder:
         if not self._closed:
             self._closed = True
             self._log.close()
+            self.timeline.close()
+            for tracker in list(self._trackers):
+                self._guard(tracker, partial(tracker.close, outcome))
             self._report.write(outcome)
             self._progress.close()
         return self._report.path
@@ -151,3 +170,13 @@ class RunRecorder:
     def _write(self, step: int, metrics: Mapping[str, Metric]) -> None:
         self._log.append(step, metrics)
         self._report.add_metrics(step, metrics)
+        for tracker in list(self._trackers):
+            self._guard(tracker, partial(tracker.append, step, metrics))
+
+    def _guard(self, tracker: Tracker, action: Callable[[], None]) -> None:
+        """Act on a tracker, and go on without it when that fails: the run's own files have everything."""
+        try:
+            action()
+        except Exception as e:  # noqa: BLE001  # another program's client, at a process boundary
+            self._trackers.remove(tracker)
+            self._progress.status(f"{tracker.name}: {type(e).__name__}: {e}; the run goes on without it")

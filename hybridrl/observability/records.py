@@ -43,6 +43,7 @@ class RolloutRecord:
         old_logprobs: [num_tokens] float32, from the actor before the update.
         advantages: [num_tokens] float32.
         policy_versions: [num_tokens] int32; version that sampled the token, -1 where loss_mask is False.
+        data_source: Name of the prompt's data set; empty when none is known.
     """
 
     prompt_id: str
@@ -59,3 +60,4 @@ class RolloutRecord:
     old_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float32]
     policy_versions: NDArray[np.int32]
+    data_source: str = ""

@@ -1,24 +1,19 @@
 """``report.html``: one self-contained page with the run's curves and sample rollouts.
 
-The page is ``report_page.html`` beside this file; it gets the Plotly library and one JSON object inlined, and loads
-nothing from anywhere. What it draws is decided by the page's own script, so this module only gathers data and bounds its
-size: long runs are thinned to a fixed number of points and of steps with samples.
+The page is ``report_page.html`` beside this file (``page.py``). What it draws is decided by the page's own script, so this module
+only gathers data and bounds its size: long runs are thinned to a fixed number of points and of steps with samples.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
-from plotly.offline import get_plotlyjs
 
-from hybridrl.observability.files import replaced
+from hybridrl.observability.page import write_page
 from hybridrl.observability.records import Metric, Outcome, RolloutRecord
 
 _MAX_POINTS = 2000
@@ -29,8 +24,6 @@ _WORST_PER_STEP = 5
 _CONTEXT_TOKENS = 12
 
 Decode = Callable[[Sequence[int]], str]
-_DATA_MARK = "/*data*/"
-_PLOTLY_MARK = "/*plotly*/"
 
 
 class Report:
@@ -81,10 +74,7 @@ class Report:
 
     def write(self, outcome: Outcome) -> None:
         """Replace the page by one with everything added so far."""
-        head, tail = _page()
-        data = json.dumps(self._data(outcome), allow_nan=False).replace("<", "\\u003c").encode()
-        with replaced(self.path) as temporary, temporary.open("wb") as file:
-            file.writelines((head, data, tail))
+        write_page(self.path, "report_page.html", self._data(outcome))
 
     def _data(self, outcome: Outcome) -> dict[str, object]:
         stride = math.ceil(len(self._rows) / _MAX_POINTS) or 1
@@ -104,14 +94,6 @@ class Report:
             "samples": self._samples,
             "worst": self._worst,
         }
-
-
-@cache
-def _page() -> tuple[bytes, bytes]:
-    """Return the page before and after its data."""
-    page = resources.files(__package__).joinpath("report_page.html").read_text(encoding="utf-8")
-    head, tail = page.split(_DATA_MARK)
-    return head.encode(), tail.replace(_PLOTLY_MARK, get_plotlyjs()).encode()
 
 
 def _sample(rollout: RolloutRecord) -> dict[str, object]:

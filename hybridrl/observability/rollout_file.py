@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from hybridrl.errors import DataError
 from hybridrl.observability.files import replaced
 from hybridrl.observability.records import RolloutRecord
 
@@ -25,6 +26,7 @@ _SCALARS = {
     "reward": pa.float32(),
     "finish_reason": pa.string(),
     "num_turns": pa.int32(),
+    "data_source": pa.string(),
 }
 _PER_TOKEN = {
     "token_ids": pa.int32(),
@@ -66,3 +68,36 @@ def write_rollouts(path: Path, step: int, rollouts: Sequence[RolloutRecord]) -> 
 def _list_array(rows: Sequence[NDArray[np.generic]], lengths: Sequence[int], kind: pa.DataType) -> pa.Array:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(rows), kind))
+
+
+def read_rollouts(path: Path) -> list[RolloutRecord]:
+    """Read what :func:`write_rollouts` wrote; columns that an older version did not write keep their defaults.
+
+    Raises:
+        DataError: The file is not one of rollouts.
+    """
+    try:
+        table = pq.read_table(path)
+        columns: dict[str, Sequence[object]] = {
+            name: table.column(name).to_pylist() for name in _SCALARS if name in table.column_names
+        }
+        columns |= {name: _arrays(table.column(name), kind) for name, kind in _PER_TOKEN.items()}
+        return [
+            RolloutRecord(**{name: values[row] for name, values in columns.items()})  # type: ignore[arg-type]
+            for row in range(table.num_rows)
+        ]
+    except (pa.ArrowInvalid, KeyError, TypeError) as e:
+        raise DataError(f"{path}: got {e}, expected a parquet file of rollouts; was it damaged or changed?") from e
+
+
+def num_tokens_in(path: Path) -> int:
+    """Return the tokens of all samples of a file, from its metadata alone."""
+    metadata = pq.ParquetFile(path).metadata
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    columns = [group.column(index) for group in groups for index in range(group.num_columns)]
+    return sum(int(column.num_values) for column in columns if column.path_in_schema.startswith("token_ids."))
+
+
+def _arrays(column: pa.ChunkedArray, kind: pa.DataType) -> list[NDArray[np.generic]]:
+    dtype = kind.to_pandas_dtype()
+    return [np.asarray(row.values.to_numpy(zero_copy_only=False), dtype=dtype) for row in column]

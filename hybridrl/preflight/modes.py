@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
-from hybridrl.config.schema import ExperimentConfig, LrSchedule, Platform, TaskName
+from hybridrl.config.schema import ExperimentConfig, LrSchedule, Platform, TaskName, WandbMode
+from hybridrl.config.step_list import is_step_list
 from hybridrl.preflight.algorithm import unread_by_algorithm
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
@@ -31,7 +33,22 @@ def check_modes(report: Report, config: ExperimentConfig, command: Command) -> N
     if trainer.stop_at_accuracy is not None and trainer.eval_every_steps == 0:
         key, expected = "trainer.stop_at_accuracy", "null, since trainer.eval_every_steps is 0"
         report.add(key, trainer.stop_at_accuracy, expected, "turn evaluation on", related=("trainer.eval_every_steps",))
+    if trainer.replay_steps is not None and not is_step_list(trainer.replay_steps):
+        report.add("trainer.replay_steps", trainer.replay_steps, "steps such as 0,10-12,/50", "correct it")
+    _check_trackers(report, config)
     _check_unread(report, config, command)
+
+
+def _check_trackers(report: Report, config: ExperimentConfig) -> None:
+    """A tracker whose package is missing would end the run after everything has started."""
+    tracking = config.tracking
+    trackers = (
+        ("tracking.wandb", tracking.wandb.value, "wandb", tracking.wandb is not WandbMode.OFF),
+        ("tracking.mlflow_uri", tracking.mlflow_uri, "mlflow", tracking.mlflow_uri is not None),
+    )
+    for key, got, package, is_on in trackers:
+        if is_on and importlib.util.find_spec(package) is None:
+            report.add(key, got, f"the package {package} to be installed", f"pip install {package}, or turn it off")
 
 
 def _check_unread(report: Report, config: ExperimentConfig, command: Command) -> None:
@@ -66,9 +83,7 @@ def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, s
         for section in (*sections, "data.eval_path", "data.num_eval_prompts", "data.eval_samples_per_prompt"):
             yield section, "by hybridrl sft"
         yield "actor.router_replay", "by hybridrl sft"
-    if not config.checkpoint.every_steps:
-        for name in ("keep", "is_async", "timeout_s"):
-            yield f"checkpoint.{name}", "when checkpoint.every_steps is 0"
+    yield from _unread_of_what_is_off(config)
     if config.platform is Platform.CPU:
         yield "rollout.gpu_memory_fraction", "when platform is cpu"
     else:
@@ -83,6 +98,17 @@ def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, s
         yield "reward", f"when data.task is {config.data.task.value}, which brings its own reward"
     if config.actor.optimizer.schedule is LrSchedule.CONSTANT:
         yield "actor.optimizer.min_lr", "when actor.optimizer.schedule is constant"
+
+
+def _unread_of_what_is_off(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
+    """Yield keys of what another key of their section turns off."""
+    if not config.checkpoint.every_steps:
+        for name in ("keep", "is_async", "timeout_s"):
+            yield f"checkpoint.{name}", "when checkpoint.every_steps is 0"
+    if config.tracking.wandb is WandbMode.OFF:
+        yield "tracking.wandb_project", "when tracking.wandb is off"
+    if config.tracking.prometheus_port is None:
+        yield "tracking.prometheus_host", "when tracking.prometheus_port is null"
 
 
 def value_of(config: ExperimentConfig, key: str) -> object:

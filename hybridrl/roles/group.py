@@ -14,6 +14,12 @@ from hybridrl.roles.dispatch import Dispatch
 from hybridrl.roles.failure import Failure, FailureKind, kind_of_exception
 
 T = TypeVar("T")
+Observe = Callable[[str, str, str, float, float], None]
+"""Takes role, rank, phase, and when a call was made and answered, by time.perf_counter()."""
+
+
+def unobserved(role: str, rank: str, phase: str, start_s: float, end_s: float) -> None:
+    """Let an answer pass."""
 
 
 class RoleGroup:
@@ -24,6 +30,7 @@ class RoleGroup:
         actors: One handle per rank.
         dp_ranks: Data-parallel rank of each rank.
         ranks: What errors call each rank; None numbers them from 0.
+        observe: Told of every answer.
     """
 
     def __init__(
@@ -32,11 +39,13 @@ class RoleGroup:
         actors: Sequence[ActorHandle[Any]],
         dp_ranks: Sequence[int],
         ranks: Sequence[int] | None = None,
+        observe: Observe = unobserved,
     ) -> None:
         assert len(actors) == len(dp_ranks), (len(actors), len(dp_ranks))
         self.role = role
         self.dp_ranks = tuple(dp_ranks)
         self.ranks = tuple(range(len(actors)) if ranks is None else ranks)
+        self.observe = observe
         self._actors = list(actors)
 
     def call(
@@ -73,6 +82,7 @@ class RoleFuture(Generic[T]):
         self._combine = combine
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
+        self._called_at = time.perf_counter()
         self._ranks = {ref: rank for rank, ref in enumerate(refs)}
         self._pending = list(refs)
         self._answers: dict[int, Any] = {}
@@ -106,7 +116,8 @@ class RoleFuture(Generic[T]):
         self._group.kill()
 
     def _take(self, ref: Any) -> None:
-        rank = self._ranks[ref]
+        rank, group = self._ranks[ref], self._group
+        group.observe(group.role, f"rank {group.ranks[rank]}", self._phase, self._called_at, time.perf_counter())
         try:
             self._answers[rank] = ray.get(ref)
         except RayTaskError as e:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,11 +92,17 @@ class MegatronActor(MegatronPolicy):
         timeout_s = self._pool.timeouts.startup_timeout_s
         return self._group.call("shard_map", broadcast(), list, phase="shard_map", timeout_s=timeout_s)
 
-    def update(self, batch: PolicyBatch) -> Future[UpdateMetrics]:
-        """Take one optimizer step on the policy loss."""
+    def update(self, batch: PolicyBatch, *, want_logprobs: bool = False) -> Future[UpdateMetrics]:
+        """Take one optimizer step on the policy loss; the answer has the log-probs before it where they are wanted."""
         rows = self._rows(batch.sequences)
-        arguments = [(batch.select(part), self._loss, self._temperature) for part in rows]
-        return self._scatter("update", arguments, self._metrics, phase="update")
+
+        def combine(values: list[Any]) -> UpdateMetrics:
+            parts: list[UpdateMetrics] = from_reporting_ranks(values, self._group.dp_ranks)
+            logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+            return replace(parts[0], logprobs=join_rows(logprobs, rows)) if logprobs else parts[0]
+
+        arguments = [(batch.select(part), self._loss, self._temperature, want_logprobs) for part in rows]
+        return self._scatter("update", arguments, combine, phase="update")
 
     def update_supervised(self, batch: SequenceBatch, loss_weights: Floats) -> Future[UpdateMetrics]:
         """Take one optimizer step on the weighted negative log-likelihood."""

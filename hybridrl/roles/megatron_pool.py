@@ -19,7 +19,7 @@ from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.layout.roles import ModelRole
 from hybridrl.roles.dispatch import broadcast, rows_of_dp_ranks, scatter_dp
 from hybridrl.roles.future import Future, wait_for
-from hybridrl.roles.group import RoleGroup
+from hybridrl.roles.group import Observe, RoleGroup, unobserved
 from hybridrl.roles.megatron_launch import MegatronLaunch
 from hybridrl.roles.megatron_worker import MegatronWorker
 from hybridrl.roles.placement import Slot
@@ -34,10 +34,17 @@ class MegatronPool:
     Args:
         slots: One per rank.
         timeouts: Bounds on start, forward passes and updates.
+        observe: Told of every answer of a rank.
     """
 
     def __init__(
-        self, pool: ResourcePool, slots: Sequence[Slot], launch: MegatronLaunch, *, timeouts: TrainerConfig
+        self,
+        pool: ResourcePool,
+        slots: Sequence[Slot],
+        launch: MegatronLaunch,
+        *,
+        timeouts: TrainerConfig,
+        observe: Observe = unobserved,
     ) -> None:
         sizes = parallel_sizes(launch.parallel)
         assert len(slots) == sizes.world_size, (len(slots), sizes)
@@ -45,7 +52,8 @@ class MegatronPool:
         self.dp_size = sizes.dp
         self._dp_ranks = [sizes.coordinates(rank).dp for rank in range(sizes.world_size)]
         self._actors = [pool.start_actor(MegatronWorker, slot, rank, launch) for rank, slot in enumerate(slots)]
-        self._group = RoleGroup(launch.roles, self._actors, self._dp_ranks)
+        self._observe = observe
+        self._group = RoleGroup(launch.roles, self._actors, self._dp_ranks, observe=observe)
 
     def rendezvous(self) -> tuple[str, int]:
         """Return the address of rank 0's host and a free port there."""
@@ -62,7 +70,7 @@ class MegatronPool:
 
     def group(self, role: ModelRole) -> RoleGroup:
         """Return the ranks under the name of one of their roles."""
-        return RoleGroup(role.value, self._actors, self._dp_ranks)
+        return RoleGroup(role.value, self._actors, self._dp_ranks, observe=self._observe)
 
     def close(self) -> None:
         """End all ranks."""

@@ -103,9 +103,11 @@ class MegatronWorker:
         """Run the reward model forward; see :meth:`ValueEngine.rewards`."""
         return self._value_models[ModelRole.REWARD_MODEL].rewards(batch)
 
-    def update(self, batch: PolicyBatch, loss: PolicyLossConfig, temperature: float) -> UpdateMetrics | None:
+    def update(
+        self, batch: PolicyBatch, loss: PolicyLossConfig, temperature: float, want_logprobs: bool
+    ) -> UpdateMetrics | None:
         """Take one optimizer step of the actor; see :meth:`MegatronEngine.update`."""
-        return self._actor.update(batch, loss, temperature)
+        return self._actor.update(batch, loss, temperature, want_logprobs)
 
     def update_supervised(self, batch: SequenceBatch, loss_weights: Floats) -> UpdateMetrics | None:
         """Take one supervised optimizer step of the actor; see :meth:`MegatronEngine.update_supervised`."""

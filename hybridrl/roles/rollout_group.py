@@ -20,7 +20,7 @@ from hybridrl.layout.shard import ShardMap
 from hybridrl.roles.deadline import inner_s
 from hybridrl.roles.dispatch import broadcast, per_rank
 from hybridrl.roles.future import Future, wait_for
-from hybridrl.roles.group import RoleGroup
+from hybridrl.roles.group import Observe, RoleGroup, unobserved
 from hybridrl.roles.placement import Slot
 from hybridrl.roles.resources import ResourcePool
 from hybridrl.roles.rollout_replica import ROLE, RolloutLaunch, RolloutReplica
@@ -37,13 +37,20 @@ class RolloutReplicas:
     """All replicas that are there; errors call replica r rank r of the role."""
 
     def __init__(
-        self, pool: ResourcePool, slots: Sequence[Slot], launch: RolloutLaunch, *, timeouts: TrainerConfig
+        self,
+        pool: ResourcePool,
+        slots: Sequence[Slot],
+        launch: RolloutLaunch,
+        *,
+        timeouts: TrainerConfig,
+        observe: Observe = unobserved,
     ) -> None:
         self._pool = pool
         self._slots = tuple(slots)
         self._launch = launch
         self._maps: dict[int, list[ShardMap]] = {}
         self._actors = {replica: self._start_process(replica) for replica in range(len(slots))}
+        self._observe = observe
         self._group = self._regrouped()
         self._rollout: RolloutConfig = launch.rollout
         self._seed = launch.seed
@@ -78,7 +85,7 @@ class RolloutReplicas:
         assert replica not in self._actors, (replica, list(self._actors))
         self._actors = dict(sorted({**self._actors, replica: self._start_process(replica)}.items()))
         self._group = self._regrouped()
-        joining = RoleGroup(ROLE, [self._actors[replica]], [0], [replica])
+        joining = RoleGroup(ROLE, [self._actors[replica]], [0], [replica], self._observe)
         return self._start(joining, is_joining=True)
 
     def generate(
@@ -169,7 +176,8 @@ class RolloutReplicas:
         return group.call("start", broadcast(is_joining), combine, phase="start", timeout_s=timeout_s)
 
     def _regrouped(self) -> RoleGroup:
-        return RoleGroup(ROLE, list(self._actors.values()), range(len(self._actors)), list(self._actors))
+        replicas = list(self._actors)
+        return RoleGroup(ROLE, list(self._actors.values()), range(len(replicas)), replicas, self._observe)
 
 
 def _concatenate(parts: list[list[Any]]) -> list[Any]:

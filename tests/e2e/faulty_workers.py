@@ -36,10 +36,10 @@ def _die() -> None:
 class DiesInUpdate(MegatronWorker):
     """Rank 1 is killed while all ranks train."""
 
-    def update(self, batch: PolicyBatch, loss: Any, temperature: float) -> Any:
+    def update(self, batch: PolicyBatch, loss: Any, temperature: float, want_logprobs: bool) -> Any:
         if self._rank == DOOMED_RANK:
             threading.Timer(DELAY_S, _die).start()
-        return super().update(batch, loss, temperature)
+        return super().update(batch, loss, temperature, want_logprobs)
 
 
 class DiesInLogprobs(MegatronWorker):
@@ -54,11 +54,11 @@ class DiesInLogprobs(MegatronWorker):
 class RaisesInUpdate(MegatronWorker):
     """Rank 1 raises while the others wait for it in a collective."""
 
-    def update(self, batch: PolicyBatch, loss: Any, temperature: float) -> Any:
+    def update(self, batch: PolicyBatch, loss: Any, temperature: float, want_logprobs: bool) -> Any:
         if self._rank == DOOMED_RANK:
             _strike()
             raise ValueError("row 7 is odd")
-        return super().update(batch, loss, temperature)
+        return super().update(batch, loss, temperature, want_logprobs)
 
 
 class TamperedTransport:

@@ -12,11 +12,11 @@ from hybridrl.preflight.command import Command
 CALC = Path(__file__).parents[2] / "configs" / "demo" / "calc.yaml"
 
 
-def demo_config(runs_dir: Path, name: str, *overrides: str) -> ExperimentConfig:
-    """Return the calc demo, a few steps long, without evaluation or export unless overridden."""
+def demo_config(runs_dir: Path, name: str, *overrides: str, path: Path = CALC) -> ExperimentConfig:
+    """Return the calc demo, or another configuration, a few steps long, without evaluation or export unless overridden."""
     short = ("trainer.num_steps=3", "trainer.eval_every_steps=0", "trainer.save_hf_at_end=false")
     settings = dict(setting.split("=", 1) for setting in (f"runs_dir={runs_dir}", f"name={name}", *short, *overrides))
-    return load_checked(CALC, [f"{key}={value}" for key, value in settings.items()], Command.TRAIN).config
+    return load_checked(path, [f"{key}={value}" for key, value in settings.items()], Command.TRAIN).config
 
 
 def one_rank(*overrides: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from safetensors.torch import load_file
 
 from hybridrl.cli.main import main
 from hybridrl.controller.run import train
+from hybridrl.replay.recompute import replay
+from hybridrl.replay.step_file import read_step
 from tests.e2e.runs import demo_config, one_rank, read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -26,6 +29,7 @@ def parallel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "trainer.eval_every_steps=4",
         "trainer.save_hf_at_end=true",
         "checkpoint.every_steps=3",
+        "trainer.replay_steps=1",
     )
     assert train(demo_config(runs_dir, "parallel", *overrides)) == 0
     return runs_dir / "parallel"
@@ -78,6 +82,38 @@ def test_an_export_of_the_last_checkpoint_is_the_one_at_the_end(parallel: Path, 
     exported, at_end = (load_file(folder / "model.safetensors") for folder in (tmp_path / "hf", parallel / "hf"))
     assert exported.keys() == at_end.keys()
     assert all(torch.equal(exported[name], at_end[name]) for name in at_end)
+
+
+def test_a_recorded_step_computes_again_without_a_difference(parallel: Path) -> None:
+    step = read_step(parallel / "replays" / "step_000001.parquet")
+    checks = replay(step)
+    assert [check.quantity for check in checks][:4] == ["reward", "advantages", "loss_weights", "loss"]
+    assert all(check.num_compared and check.first is None for check in checks), checks
+
+
+def test_the_timeline_has_every_call_of_every_rank_inside_the_phase_that_made_it(parallel: Path) -> None:
+    events = json.loads((parallel / "timeline.json").read_text())
+    names = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
+    spans = [
+        (
+            names["process_name", e["pid"], 0],
+            names["thread_name", e["pid"], e["tid"]],
+            e["name"],
+            e["ts"],
+            e["ts"] + e["dur"],
+        )
+        for e in events
+        if e["ph"] == "X"
+    ]
+    trained = [(start, end) for process, _, name, start, end in spans if (process, name) == ("controller", "train")]
+    assert len(trained) == 4
+    for rank in range(4):
+        updates = [s for s in spans if s[:3] == ("actor", f"rank {rank}", "update")]
+        assert len(updates) == 4
+        for (phase_start, phase_end), (*_, start, end) in zip(trained, updates, strict=True):
+            assert phase_start <= start < end <= phase_end
+    # Four steps and two evaluations.
+    assert len([s for s in spans if s[:3] == ("rollout", "rank 0", "rollout")]) == 6
 
 
 def test_one_rank_and_four_compute_the_same_first_step(parallel: Path, single: Path) -> None:

@@ -10,9 +10,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from hybridrl.algos.algorithm import Credit
 from hybridrl.checkpoint.folder import rank_file
 from hybridrl.checkpoint.manifest import FileRecord, record_of
 from hybridrl.config.schema import RewardFailure
+from hybridrl.controller.batches import ScoredBatch
 from hybridrl.controller.run_state import RunState
 from hybridrl.controller.weight_sync import SyncReport
 from hybridrl.data.batch import PolicyBatch, SequenceBatch, ValueBatch
@@ -177,7 +179,7 @@ class World:
         self.diary.append(f"old_logprobs v{self.trainer_version}")
         return FakeFuture(lambda: FakeLogprobs.constant(batch, -1.0 + self.logprob_gap))
 
-    def update(self, batch: PolicyBatch) -> FakeFuture[FakeUpdate]:
+    def update(self, batch: PolicyBatch, *, want_logprobs: bool = False) -> FakeFuture[FakeUpdate]:
         self.diary.append(f"update v{self.trainer_version}")
         if self.fail_update_at == self.trainer_version:
             return FakeFuture(FakeUpdate, [Failure("actor", 1, "update", FailureKind.RAISED, "ValueError: bad row")])
@@ -186,7 +188,7 @@ class World:
             if self.interrupt_update_at == self.trainer_version:
                 raise KeyboardInterrupt
             self.last_batch = batch
-            return FakeUpdate()
+            return FakeUpdate(logprobs=batch.old_logprobs if want_logprobs else None)
 
         return FakeFuture(answer)
 
@@ -252,6 +254,7 @@ class FakeUpdate:
     clip_fraction: float = 0.0
     ref_kl: float = 0.0
     num_skipped: int = 0
+    logprobs: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -277,6 +280,26 @@ class AlternatingScorer:
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         return make_rewards([None if s.text == "crashed" else float(i % 2 == 0) for i, s in enumerate(samples)])
+
+
+@dataclass
+class FakeReplays:
+    wanted: frozenset[int] = frozenset()
+    recorded: list[tuple[int, int, bool]] = field(default_factory=list)
+
+    def wants(self, step: int) -> bool:
+        return step in self.wanted
+
+    def record(
+        self,
+        step: int,
+        batch: ScoredBatch,
+        policy: PolicyBatch,
+        credit: Credit,
+        values: np.ndarray | None,
+        updates: Sequence[FakeUpdate],
+    ) -> None:
+        self.recorded.append((step, len(batch.samples), all(update.logprobs is not None for update in updates)))
 
 
 @dataclass

@@ -32,6 +32,7 @@ from tests.unit.controller.fakes import (
     FakePrompts,
     FakeRecorder,
     FakeReference,
+    FakeReplays,
     World,
     make_prompt,
     make_rewards,
@@ -54,6 +55,7 @@ def _trainer(
     reward_kl: RewardKlConfig | None = None,
     checkpoints: FakeCheckpoints | None = None,
     start: RunState | None = None,
+    replays: FakeReplays | None = None,
     **settings: object,
 ) -> Trainer:
     config = TrainerConfig(**{"num_steps": 3, "eval_every_steps": 0} | settings)
@@ -83,6 +85,7 @@ def _trainer(
         critic_warmup_steps=critic_warmup_steps,
         checkpoints=checkpoints,
         start=start,
+        replays=replays,
     )
 
 
@@ -106,6 +109,12 @@ def test_with_lag_1_the_next_rollout_starts_before_the_update_and_ends_before_th
     ]  # fmt: skip
     assert [metrics["lag/max"] for _, metrics, _ in recorder.steps] == [0, 1, 1]
     assert [metrics["lag/mean"] for _, metrics, _ in recorder.steps] == [0.0, 1.0, 1.0]
+
+
+def test_updates_give_their_logprobs_on_the_steps_to_be_replayed_only() -> None:
+    replays = FakeReplays(frozenset({1}))
+    _trainer(World(), FakeRecorder(), num_steps=3, replays=replays).run()
+    assert replays.recorded == [(step, PROMPTS * SAMPLES, step == 1) for step in range(3)]
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2, 5])

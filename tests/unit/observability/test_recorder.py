@@ -43,7 +43,7 @@ def test_a_run_leaves_configuration_metrics_rollouts_tensorboard_and_report(tmp_
     run_dir = tmp_path / "runs" / "calc"
     assert recorder.run_dir == run_dir
     assert {entry.name for entry in run_dir.iterdir()} == {
-        "config.resolved.yaml", "metrics.jsonl", "report.html", "rollouts", "tensorboard",
+        "config.resolved.yaml", "metrics.jsonl", "report.html", "rollouts", "tensorboard", "timeline.json",
     }  # fmt: skip
     assert (run_dir / "config.resolved.yaml").read_text() == "name: calc\n"
     assert [row["step"] for row in rows_of(run_dir)] == [0, 1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -142,12 +143,24 @@ COMMAND_LINE_FAULTS: list[tuple[tuple[str, ...], str]] = [
         "sft.num_steps: got a value, expected none: it is not read by hybridrl train; remove it",
     ),
     (
+        ("checkpoint.keep=3",),
+        "checkpoint.keep: got a value, expected none: it is not read when checkpoint.every_steps is 0; remove it",
+    ),
+    (
         ("actor.optimizer.min_lr=1e-8",),
         "actor.optimizer.min_lr: got a value, expected none: it is not read when actor.optimizer.schedule is constant",
     ),
     (
         ("actor.optimizer.min_lr=1", "actor.optimizer.schedule=linear"),
         "actor.optimizer.min_lr: got 1.0, expected at most actor.optimizer.lr = 1e-06; lower it",
+    ),
+    (
+        ("trainer.replay_steps=first",),
+        "trainer.replay_steps: got first, expected steps such as 0,10-12,/50; correct it",
+    ),
+    (
+        ("tracking.prometheus_host=0.0.0.0",),
+        "tracking.prometheus_host: got a value, expected none: it is not read when tracking.prometheus_port is null; remove it",
     ),
     (
         ("trainer.stop_at_accuracy=0.9", "trainer.eval_every_steps=0"),
@@ -564,3 +577,17 @@ def test_nccl_is_refused_where_two_roles_share_a_device(tmp_path: Path) -> None:
 
 def test_mixed_is_accepted_on_cpu(tmp_path: Path) -> None:
     checked(write_experiment(tmp_path), "weight_sync.transport=mixed")
+
+
+@pytest.mark.parametrize(
+    ("override", "package"), [("tracking.wandb=offline", "wandb"), ("tracking.mlflow_uri=file:///runs", "mlflow")]
+)
+def test_a_tracker_needs_its_package_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, package: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    key, _, value = override.partition("=")
+    expected = (
+        f"{key}: got {value}, expected the package {package} to be installed; pip install {package}, or turn it off"
+    )
+    assert problems(write_experiment(tmp_path), override) == [f"command line: {expected}"]
