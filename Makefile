@@ -25,7 +25,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export PYTHONUNBUFFERED ?= 1
 
-.PHONY: help setup demo demo-reverse test test-unit test-dist test-e2e test-slurm test-mcore19 lint format bench clean distclean
+.PHONY: help setup demo demo-reverse test test-unit test-dist test-e2e test-slurm test-mcore19 test-kills lint format bench clean distclean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -93,6 +93,9 @@ $(TRL)/.packages: setup
 	@echo "import sys; sys.path.append('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(TRL)/lib/python3.11/site-packages/base.pth
 	@$(TRL)/bin/pip --disable-pip-version-check --no-input install -qq trl==1.16.0 datasets==5.2.0
 	@touch $@
+
+test-kills: setup  ## Kill a run 30 times at random moments and compare it with an undisturbed one (about half an hour)
+	@$(BIN)/python scripts/kill_test.py --kills 30 --folder runs/kill-test-$$(date +%Y%m%d-%H%M%S)
 
 lint: setup  ## Style, types, layers, C++ format, spelling
 	@$(BIN)/ruff check

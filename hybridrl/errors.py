@@ -42,3 +42,7 @@ class EngineError(HybridRLError):
 
 class WeightSyncError(HybridRLError):
     """A weight sync that was not committed; the previous policy_version stays in force."""
+
+
+class CheckpointError(HybridRLError):
+    """A checkpoint that cannot be written or resumed; names the file."""

@@ -102,6 +102,15 @@ class Algorithm:
         """Return the [num_samples, max_tokens] weights of the token losses of one update's global batch."""
         return loss_weights(self._config.loss_aggregation, loss_mask, self._config.loss_norm_tokens)
 
+    def state_dict(self) -> dict[str, float]:
+        """Return what changes over the steps, for a checkpoint."""
+        return {} if self._reward_kl is None else {"reward_kl_coef": self._reward_kl.coef}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from what :meth:`state_dict` returned; what the algorithm does not use is left."""
+        if self._reward_kl is not None and "reward_kl_coef" in state:
+            self._reward_kl.coef = state["reward_kl_coef"]
+
     def _kl_penalties(
         self, old_logprobs: NDArray[np.float32], ref_logprobs: NDArray[np.float32] | None, loss_mask: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float64], dict[str, int | float]]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridrl.cli.export import add_export_command
 from hybridrl.cli.launch import Launch, launch_of
 from hybridrl.cli.launch import add_options as add_launch_options
 from hybridrl.cli.look import add_look_commands
@@ -156,6 +157,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "parity":
             _add_parity_options(command)
     add_look_commands(commands)
+    add_export_command(commands)
     return parser
 
 

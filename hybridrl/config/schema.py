@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from hybridrl.config.fields import setting
 
+RESUME_AUTO, RESUME_NEVER = "auto", "never"
+"""Values of ``trainer.resume`` that are no path."""
+
 
 class Platform(enum.Enum):
     """Hardware that ranks run on."""
@@ -576,8 +579,8 @@ class WeightSyncConfig:
     )
     probe_every: int = setting(
         50,
-        "Weight syncs from one probe prompt, scored by both engines, to the next; the first sync of a connection is always probed, "
-        "and with 0 no other",
+        "Versions from one that is probed (a prompt that both engines score), to the next, beginning with 1; the first sync of a "
+        "connection is always probed, and with 0 no other",
         at_least=0,
     )
     probe_tolerance: float | None = setting(
@@ -619,11 +622,35 @@ class TrainerConfig:
         "Before the first step, hold Megatron in its layout and vLLM against transformers as `hybridrl parity` does, and fail the "
         "run when they disagree",
     )
+    resume: str = setting(
+        RESUME_NEVER,
+        "auto goes on in <runs_dir>/<name> from its newest valid checkpoint, and starts that run when there is none yet; never "
+        "starts a new run; a path starts a new run from that checkpoint, or from the newest of that run or folder",
+    )
     replay_steps: str | None = setting(
         None,
         "Steps to write a replay file of, for `hybridrl replay`: 0,10-12,/50 is step 0, steps 10 to 12 and every 50th",
     )
     save_hf_at_end: bool = setting(True, "Export the trained policy as an HF checkpoint under the run folder")
+
+
+@dataclass
+class CheckpointConfig:
+    """What a run can go on from."""
+
+    every_steps: int = setting(
+        0, "Steps between checkpoints, of which the last step makes one too; 0 makes none", at_least=0
+    )
+    keep: int = setting(2, "Newest complete checkpoints that stay", at_least=1)
+    is_async: bool = setting(
+        True, "Write while training goes on, from a copy in host memory; false waits until everything is on disk"
+    )
+    folder: str | None = setting(
+        None, "Folder of the checkpoints, on storage that every node shares; null is checkpoints/ in the run's folder"
+    )
+    timeout_s: float = setting(
+        1800.0, "Seconds that writing one checkpoint may take; past that it counts as failed", above=0
+    )
 
 
 @dataclass
@@ -712,6 +739,7 @@ class ExperimentConfig:
     algorithm: AlgorithmConfig = setting(AlgorithmConfig, "Algorithm")
     weight_sync: WeightSyncConfig = setting(WeightSyncConfig, "Weight sync")
     trainer: TrainerConfig = setting(TrainerConfig, "Loop")
+    checkpoint: CheckpointConfig = setting(CheckpointConfig, "Checkpoints")
     tracking: TrackingConfig = setting(TrackingConfig, "Trackers")
     sft: SftConfig = setting(SftConfig, "Supervised stage")
     plan: PlanConfig = setting(PlanConfig, "Assumptions of the prediction")

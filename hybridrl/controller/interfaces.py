@@ -14,19 +14,24 @@ from typing import TYPE_CHECKING, Protocol
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch, ValueBatch
 from hybridrl.data.generation import Completion
 from hybridrl.data.sample import Prompt, Sample
+from hybridrl.data.stream import StreamState
+from hybridrl.layout.roles import ModelRole
 from hybridrl.observability.records import Metric, RolloutRecord
 from hybridrl.rewards.result import RewardResult
 from hybridrl.roles.future import Future
 
 if TYPE_CHECKING:
     from hybridrl.algos.algorithm import Credit
+    from hybridrl.checkpoint.manifest import FileRecord
     from hybridrl.controller.batches import ScoredBatch
+    from hybridrl.controller.run_state import RunState
     from hybridrl.controller.weight_sync import SyncReport
     from hybridrl.engines.megatron.results import UpdateMetrics, ValueMetrics
     from hybridrl.reshard.executor import TransferReport
     from hybridrl.reshard.plan import Plan
     from hybridrl.reshard.transports import Rendezvous
     from hybridrl.roles.megatron_policy import TokenLogprobs
+    from hybridrl.roles.megatron_state import RoleSave
 
 
 class ActorGroup(Protocol):
@@ -38,6 +43,31 @@ class ActorGroup(Protocol):
 
     def update(self, batch: PolicyBatch, *, want_logprobs: bool = False) -> Future[UpdateMetrics]:
         """Take one optimizer step; the answer has the log-probs before it where they are wanted."""
+        ...
+
+
+class SavedModel(Protocol):
+    """A trained model as checkpoints see it; see :class:`hybridrl.roles.megatron_state.MegatronState`."""
+
+    @property
+    def role(self) -> ModelRole:
+        """The model's."""
+        ...
+
+    def begin_save(self, folder: Path) -> Future[None]:
+        """Copy the training state; it is written into `folder` while training goes on."""
+        ...
+
+    def poll_save(self, wait_s: float) -> Future[RoleSave]:
+        """Return how the save that was begun last stands, after at most `wait_s` seconds."""
+        ...
+
+    def damage_of(self, folder: Path, files: Mapping[str, FileRecord]) -> Future[list[str]]:
+        """Read files and return what is wrong with them."""
+        ...
+
+    def load_state(self, paths: Sequence[Path]) -> Future[None]:
+        """Take over the training state that the ranks of any layout wrote."""
         ...
 
 
@@ -166,8 +196,25 @@ class WeightSync(Protocol):
 class PromptStream(Protocol):
     """Training prompts without end."""
 
+    @property
+    def state(self) -> StreamState:
+        """Where the stream stands."""
+        ...
+
     def take(self, num_prompts: int) -> list[Prompt]:
         """Return the next prompts."""
+        ...
+
+
+class Checkpoints(Protocol):
+    """What keeps the run's state between steps; see :class:`hybridrl.controller.checkpointing.Checkpointer`."""
+
+    def after_step(self, state: RunState, *, is_last: bool) -> None:
+        """Save the run if it is due."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until everything that was begun is on disk."""
         ...
 
 

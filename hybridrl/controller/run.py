@@ -7,17 +7,21 @@ is stopped.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from hybridrl.checkpoint.folder import CheckpointFolder
 from hybridrl.config.dump import resolved_yaml
 from hybridrl.config.schema import ExperimentConfig
+from hybridrl.controller.checkpointing import Checkpointer
 from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.model_reward import ModelScorer
 from hybridrl.controller.parity import require_parity
 from hybridrl.controller.replays import ReplayFiles
+from hybridrl.controller.resuming import Resumed, checkpoints_folder, find_resumable, is_continued, load_newest
 from hybridrl.controller.startup import start_actor, start_roles
 from hybridrl.controller.supervised import train_supervised
 from hybridrl.controller.tracking import open_trackers
@@ -32,6 +36,7 @@ from hybridrl.observability.recorder import RunRecorder
 from hybridrl.observability.report import Decode
 from hybridrl.rewards.score import make_scorer
 from hybridrl.roles.future import wait_for
+from hybridrl.roles.megatron_state import MegatronState
 
 _EXIT_INTERRUPTED = 130
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -46,6 +51,7 @@ def train(config: ExperimentConfig) -> int:
     """
     tokenizer = load_tokenizer(Path(config.model.path))
     dataset = open_dataset(config.data, tokenizer, config.seed)
+    resumable = find_resumable(config)
     stop_texts = [tokenizer.decode([token]) for token in tokenizer.stop_token_ids]
 
     def run(recorder: RunRecorder) -> str:
@@ -59,6 +65,11 @@ def train(config: ExperimentConfig) -> int:
         ):
             model = roles.models.reward_model
             scorer = ModelScorer(parts, model, config.reward) if model else parts
+            resumed = load_newest(resumable, roles.models.states, recorder.status)
+            if resumed:
+                dataset.train.restore(resumed.state.stream)
+                roles.weight_sync.sync(resumed.state.step)
+            recorder.resume(resumed.state.step if resumed else 0)
             trainer = Trainer(
                 config.trainer,
                 config.algorithm,
@@ -72,15 +83,20 @@ def train(config: ExperimentConfig) -> int:
                 reference=roles.models.reference,
                 critic=roles.models.critic,
                 critic_warmup_steps=config.critic.warmup_steps,
+                checkpoints=_checkpointer(config, roles.models.states, recorder, resumed),
+                start=resumed.state if resumed else None,
                 replays=ReplayFiles(config, recorder.run_dir, stop_texts),
             )
             result = trainer.run()
             if config.trainer.save_hf_at_end:
                 recorder.status("writing the trained policy")
-                wait_for(roles.models.actor.save_checkpoint((recorder.run_dir / _HF_FOLDER).absolute()))
+                exported = (recorder.run_dir / _HF_FOLDER).absolute()
+                shutil.rmtree(exported, ignore_errors=True)  # of the steps before those that a continued run has added
+                wait_for(roles.models.actor.save_checkpoint(exported))
         return _summary(result)
 
-    return _recorded(config, config.trainer.num_steps, _what_starts(config), run, tokenizer.decode)
+    num_steps = config.trainer.num_steps
+    return _recorded(config, num_steps, _what_starts(config), run, tokenizer.decode, is_continued=is_continued(config))
 
 
 def sft(config: ExperimentConfig) -> int:
@@ -111,10 +127,18 @@ def sft(config: ExperimentConfig) -> int:
 
 
 def _recorded(
-    config: ExperimentConfig, num_steps: int, status: str, run: Callable[[RunRecorder], str], decode: Decode = str
+    config: ExperimentConfig,
+    num_steps: int,
+    status: str,
+    run: Callable[[RunRecorder], str],
+    decode: Decode = str,
+    *,
+    is_continued: bool = False,
 ) -> int:
     """Run inside a run folder that is left whole; print the last line."""
-    recorder = RunRecorder(Path(config.runs_dir), config.name, resolved_yaml(config), num_steps, decode=decode)
+    recorder = RunRecorder(
+        Path(config.runs_dir), config.name, resolved_yaml(config), num_steps, decode=decode, is_continued=is_continued
+    )
     try:
         with _stop_signals(), recorder:
             for tracker in open_trackers(config, recorder.run_dir):
@@ -126,6 +150,18 @@ def _recorded(
         return _EXIT_INTERRUPTED
     print(f"{summary} report: {recorder.close()}", flush=True)
     return 0
+
+
+def _checkpointer(
+    config: ExperimentConfig, models: Sequence[MegatronState], recorder: RunRecorder, resumed: Resumed | None
+) -> Checkpointer | None:
+    """Return what saves the run; its folder is made at once, so that the run can be gone on with from the start."""
+    if not config.checkpoint.every_steps:
+        return None
+    root = checkpoints_folder(config, recorder.run_dir)
+    root.mkdir(parents=True, exist_ok=True)
+    folder = CheckpointFolder(root, config.checkpoint.keep, resumed.folder if resumed else None)
+    return Checkpointer(config.checkpoint, folder, models, recorder, Path(config.model.path))
 
 
 @contextlib.contextmanager

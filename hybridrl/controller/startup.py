@@ -23,6 +23,7 @@ from hybridrl.roles.future import wait_all, wait_for
 from hybridrl.roles.group import Observe, unobserved
 from hybridrl.roles.megatron_policy import MegatronActor, MegatronPolicy
 from hybridrl.roles.megatron_pool import MegatronPool
+from hybridrl.roles.megatron_state import MegatronState
 from hybridrl.roles.megatron_value import MegatronCritic, MegatronRewardModel
 from hybridrl.roles.placement import PoolPlacement
 from hybridrl.roles.resources import Cluster, ResourcePool
@@ -34,12 +35,17 @@ _LOGS_FOLDER = "logs"
 
 @dataclass(frozen=True, slots=True)
 class MegatronModels:
-    """Megatron models that are up, each where it was placed; None where no role needs one."""
+    """Megatron models that are up, each where it was placed; None where no role needs one.
+
+    Attributes:
+        states: Of the models that are trained, the actor first.
+    """
 
     actor: MegatronActor
     reference: MegatronPolicy | None
     critic: MegatronCritic | None
     reward_model: MegatronRewardModel | None
+    states: tuple[MegatronState, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +211,7 @@ def _models(config: ExperimentConfig, roles: Sequence[PlacedRole], pools: Mappin
         if critic
         else None,
         reward_model=MegatronRewardModel(pools[reward_model.pool], _cost(reward_model)) if reward_model else None,
+        states=tuple(MegatronState(pools[each.pool], each.role) for each in (actor, critic) if each),
     )
 
 

@@ -16,6 +16,9 @@ force, beside those in flight; see ``gathering.py``.
 
 Which models a step asks, the algorithm says; see ``models.py``.
 
+Between two steps nothing is half done: rollouts in flight have ended before the sync. What the next steps need is then a ``RunState``,
+from which a run goes on as if it had not stopped.
+
 Invariants: step s trains version s into version s+1; every sample of step s was sampled by version s - max_policy_lag or newer.
 """
 
@@ -32,6 +35,7 @@ from hybridrl.controller.evaluation import EvaluationSchedule, Evaluator
 from hybridrl.controller.gathering import Gathering
 from hybridrl.controller.interfaces import (
     ActorGroup,
+    Checkpoints,
     CriticGroup,
     PromptStream,
     Recorder,
@@ -44,10 +48,11 @@ from hybridrl.controller.interfaces import (
 from hybridrl.controller.metrics import StepOutcome, step_metrics
 from hybridrl.controller.mismatch import check_mismatch, measure
 from hybridrl.controller.models import Models
+from hybridrl.controller.run_state import RunState
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError
 from hybridrl.observability.records import Metric
-from hybridrl.roles.future import Future, wait_all, wait_for
+from hybridrl.roles.future import Answered, Future, wait_all, wait_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ class Trainer:
         reference: For algorithms that need one.
         critic: For algorithms that need values.
         critic_warmup_steps: First steps, in which the actor is not updated.
+        start: Where to go on; the roles hold that version, and the prompts stand where it says. None starts at step 0.
         replays: Writes chosen steps to files.
     """
 
@@ -89,6 +95,8 @@ class Trainer:
         reference: ReferenceGroup | None = None,
         critic: CriticGroup | None = None,
         critic_warmup_steps: int = 0,
+        checkpoints: Checkpoints | None = None,
+        start: RunState | None = None,
         replays: StepReplays | None = None,
     ) -> None:
         self._config = config
@@ -108,8 +116,14 @@ class Trainer:
         self._replays = replays
         self._schedule = EvaluationSchedule(config.eval_every_steps, config.num_steps)
         self._in_flight: deque[Future[list[Sample]]] = deque()
-        self._num_started = 0
+        self._checkpoints = checkpoints
+        self._num_steps_taken = 0 if start is None else start.step
         self._accuracies: list[float] = []
+        if start is not None:
+            self._algorithm.load_state_dict(start.algorithm)
+            self._in_flight.extend(Answered(list(samples)) for samples in start.waiting)
+            self._accuracies.extend(start.accuracies)
+        self._num_started = self._num_steps_taken + len(self._in_flight)
 
     def run(self) -> TrainResult:
         """Train until `num_steps` are done or `stop_at_accuracy` is reached.
@@ -119,15 +133,27 @@ class Trainer:
             WeightSyncError: New weights could not be verified.
             DataError: Not one sample of a step could be scored.
         """
-        if self._schedule.is_on:
+        if self._schedule.is_on and not self._num_steps_taken:
             self._evaluate(version=0)
         self._recorder.start_steps()
-        step = 0
-        while step < self._config.num_steps and not self._is_goal_reached:
-            self._step(step)
-            step += 1
+        while not self._is_over:
+            self._step(self._num_steps_taken)
+            self._num_steps_taken += 1
+            if self._checkpoints:
+                self._checkpoints.after_step(self._state(), is_last=self._is_over)
+        if self._checkpoints:
+            self._checkpoints.finish()
         first, last = (self._accuracies[0], self._accuracies[-1]) if self._accuracies else (None, None)
-        return TrainResult(step, first, last)
+        return TrainResult(self._num_steps_taken, first, last)
+
+    def _state(self) -> RunState:
+        return RunState(
+            step=self._num_steps_taken,
+            stream=self._prompts.state,
+            algorithm=self._algorithm.state_dict(),
+            accuracies=tuple(self._accuracies),
+            waiting=tuple(tuple(future.value()) for future in self._in_flight),
+        )
 
     def _step(self, step: int) -> None:
         started, version = time.perf_counter(), step
@@ -229,6 +255,8 @@ class Trainer:
         self._accuracies.append(evaluation.accuracy)
 
     @property
-    def _is_goal_reached(self) -> bool:
+    def _is_over(self) -> bool:
         goal = self._config.stop_at_accuracy
+        if self._num_steps_taken >= self._config.num_steps:
+            return True
         return goal is not None and bool(self._accuracies) and self._accuracies[-1] >= goal

@@ -9,7 +9,7 @@ Invariants:
 - No token is sampled between pause and resume, and resume is reached only after every rank agreed and every replica
   committed. Otherwise the old version number stays in force, and the replicas stay paused.
 - The bytes on the wire are the lower bound, which is computed from the shard maps alone and not from the plan.
-- The first sync of a connection is probed, and then every `weight_sync.probe_every`-th. A probe that fails ends the run; whoever
+- The first sync of a connection is probed, and version 1 and every `weight_sync.probe_every`-th after it. A probe that fails ends the run; whoever
   calls `sync` starts no rollout before it returns, so no sample of a faulty replica is trained on.
 - Replicas that join generate nothing before their first commit.
 """
@@ -140,7 +140,8 @@ class WeightSyncer:
 
     def _probe_if_due(self, version: int) -> float | None:
         every = self._config.probe_every
-        if self._num_syncs and not (every and self._num_syncs % every == 0):
+        is_first = self._num_syncs == 0
+        if not is_first and not (every and (version - 1) % every == 0):
             return None
         return self._probe.measure(self._actor, self._rollout, version, self._config.timeout_s)
 

@@ -10,7 +10,7 @@ So the position is the whole state: a run that resumes at position n sees what a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -69,8 +69,18 @@ class Stream(Generic[T]):
 
     def __init__(self, source: Source[T], state: StreamState | None = None) -> None:
         self._source = source
-        self._position = 0 if state is None else state.position
-        if state is not None and state != self.state:
+        self._position = 0
+        if state is not None:
+            self.restore(state)
+
+    def restore(self, state: StreamState) -> None:
+        """Go on from a state.
+
+        Raises:
+            DataError: It is of a stream with another seed or of data of another size.
+        """
+        self._position = state.position
+        if state != self.state:
             raise DataError(
                 f"data: the stream was saved as {state}, but with this seed and these files it would be {self.state}; "
                 "resume with the seed and the files of the saved run"
@@ -80,10 +90,6 @@ class Stream(Generic[T]):
     def state(self) -> StreamState:
         """Where the stream stands."""
         return StreamState(self._position, self.epoch, self._source.seed)
-
-    def state_dict(self) -> dict[str, int]:
-        """Return where the stream stands, for a checkpoint."""
-        return {"position": self._position, "epoch": self.epoch, "seed": self._source.seed}
 
     @property
     def epoch(self) -> int:
@@ -100,11 +106,6 @@ class Stream(Generic[T]):
         items = [self._source.at(position) for position in range(self._position, self._position + count)]
         self._position += count
         return items
-
-
-def load_state(state_dict: Mapping[str, int]) -> StreamState:
-    """Return the state that :meth:`Stream.state_dict` wrote."""
-    return StreamState(state_dict["position"], state_dict["epoch"], state_dict["seed"])
 
 
 class Shuffle:

@@ -7,8 +7,7 @@ tensor, then the data.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from hybridrl.layout.shard import CanonicalTensor, LocalTensor, Place, Shard, Sh
 
 # Float8 weights mean nothing without their scales, which nothing here reads.
 _DTYPES = {dtype.value: dtype for dtype in DType if dtype is not DType.FLOAT8_E4M3}
+_ALIGNMENT = 64
 CHECKPOINT_PLACE = Place("checkpoint", 0, "file", "file")
 
 
@@ -47,14 +47,19 @@ def read_checkpoint_index(folder: Path) -> dict[str, FileTensor]:
         raise LayoutError(f"{folder}: no *.safetensors files; expected a Hugging Face checkpoint folder")
     index: dict[str, FileTensor] = {}
     for path in paths:
-        for entry in _read_header(path):
+        for entry in read_file(path)[0]:
             if entry.tensor.name in index:
                 raise LayoutError(f"{path}: tensor {entry.tensor.name} is also in {index[entry.tensor.name].path}")
             index[entry.tensor.name] = entry
     return index
 
 
-def _read_header(path: Path) -> list[FileTensor]:
+def read_file(path: Path) -> tuple[list[FileTensor], dict[str, str]]:
+    """Return the tensors of one safetensors file, and its metadata.
+
+    Raises:
+        LayoutError: When the header is damaged or contradicts itself, or the file is shorter than its header says.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -70,7 +75,25 @@ def _read_header(path: Path) -> list[FileTensor]:
         got = type(header).__name__
         raise LayoutError(f"{path}: damaged safetensors header (got {got}, expected an object); copy the file again")
     items = {name: item for name, item in header.items() if name != "__metadata__"}
-    return [_file_tensor(path, name, item, 8 + length, size) for name, item in items.items()]
+    tensors = [_file_tensor(path, name, item, 8 + length, size) for name, item in items.items()]
+    return tensors, dict(header.get("__metadata__", {}))
+
+
+def safetensors_header(tensors: Sequence[LocalTensor], metadata: Mapping[str, str]) -> bytes:
+    """Return how a file begins in which these tensors lie one behind the other; the data starts at a multiple of 64 bytes."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    position = 0
+    for tensor in tensors:
+        stop = position + tensor.num_bytes
+        header[tensor.name] = {
+            "dtype": tensor.dtype.value,
+            "shape": list(tensor.shape),
+            "data_offsets": [position, stop],
+        }
+        position = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _file_tensor(path: Path, name: str, item: object, data_start: int, file_bytes: int) -> FileTensor:
@@ -93,9 +116,9 @@ def _file_tensor(path: Path, name: str, item: object, data_start: int, file_byte
         raise LayoutError(
             f"{path}: tensor {name} has dtype {code}, expected one of {', '.join(_DTYPES)}; convert it first"
         )
-    num_bytes = math.prod(shape) * _DTYPES[code].itemsize
-    if start < 0 or stop - start != num_bytes:
-        expected = f"{num_bytes} for shape {shape} of {code}"
+    tensor = LocalTensor(name, shape, _DTYPES[code])
+    if start < 0 or stop - start != tensor.num_bytes:
+        expected = f"{tensor.num_bytes} for shape {shape} of {code}"
         raise LayoutError(
             f"{path}: tensor {name} has {stop - start} bytes at data_offsets {start}..{stop}, expected {expected}; "
             "copy the file again"
@@ -104,7 +127,7 @@ def _file_tensor(path: Path, name: str, item: object, data_start: int, file_byte
         raise LayoutError(
             f"{path}: truncated, tensor {name} ends at byte {data_start + stop} of {file_bytes}; copy the file again"
         )
-    return FileTensor(LocalTensor(name, shape, _DTYPES[code]), path, data_start + start)
+    return FileTensor(tensor, path, data_start + start)
 
 
 def checkpoint_shard_map(index: dict[str, FileTensor], spec: ModelSpec, where: str) -> ShardMap:

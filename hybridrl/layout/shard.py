@@ -11,6 +11,7 @@ strides=(16, 1))``: canonical rows 8..15 of k_proj start at local row 16, elemen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -46,6 +47,11 @@ class LocalTensor:
     name: str
     shape: tuple[int, ...]
     dtype: DType
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its data."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

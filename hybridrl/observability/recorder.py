@@ -8,7 +8,8 @@
     runs/<name>/evaluations/version_*.parquet  the samples of the evaluation of a policy version, in the same columns
     runs/<name>/report.html              curves and sample rollouts in one self-contained page
 
-Invariants: nothing of an earlier run is overwritten, a second run called ``calc`` goes to ``calc-2``; every file is whole
+Invariants: nothing of an earlier run is overwritten, a second run called ``calc`` goes to ``calc-2``, unless it goes on with the
+first one (:meth:`RunRecorder.resume`), which drops the steps that will come again; every file is whole
 at any moment, because files are appended to by whole lines or replaced by rename. A killed run loses at most the step
 that it was in.
 """
@@ -43,6 +44,7 @@ class RunRecorder:
         num_steps: Steps that the run intends to take.
         decode: Turns token ids into text, for the report.
         report_interval_s: Least seconds between two rewrites of the report.
+        is_continued: Whether to go on in the folder of that name when it exists.
         progress: Display; None takes a live one on a terminal and plain lines elsewhere.
 
     Attributes:
@@ -59,9 +61,11 @@ class RunRecorder:
         *,
         decode: Decode = str,
         report_interval_s: float = 10.0,
+        is_continued: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        self.run_dir = create_run_dir(runs_dir, name)
+        is_there = is_continued and (runs_dir / name).is_dir()
+        self.run_dir = runs_dir / name if is_there else create_run_dir(runs_dir, name)
         write_text_atomic(self.run_dir / "config.resolved.yaml", resolved_config)
         self._log = MetricsLog(self.run_dir)
         self._trackers: list[Tracker] = []
@@ -82,6 +86,19 @@ class RunRecorder:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a part of the step; the step's metrics get ``time_s/<name>``."""
         return self._phases.phase(name)
+
+    def resume(self, step: int) -> None:
+        """Go on with a run before `step`; what the folder has of that step and later ones will come again, and is dropped."""
+        for number, metrics in self._log.resume(step):
+            self._report.add_metrics(number, metrics)
+        for path in (
+            *self.run_dir.glob("rollouts/step_*.parquet"),
+            *self.run_dir.glob("replays/step_*.parquet"),
+            *self.run_dir.glob("evaluations/version_*.parquet"),
+        ):
+            first_dropped = step + 1 if path.parent.name == "evaluations" else step
+            if int(path.stem.rpartition("_")[2]) >= first_dropped:
+                path.unlink()
 
     def track(self, tracker: Tracker) -> None:
         """Give a tracker the metrics of every step from now on."""

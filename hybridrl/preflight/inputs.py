@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hybridrl.config.schema import ExperimentConfig, TaskName
+from hybridrl.config.schema import RESUME_AUTO, RESUME_NEVER, ExperimentConfig, TaskName
 from hybridrl.config.user_function import find_reference
 from hybridrl.data.files import CURRICULUM_SIGNATURE
 from hybridrl.data.tasks import generated_task
@@ -29,6 +29,10 @@ def check_inputs(report: Report, config: ExperimentConfig, command: Command) -> 
         _check_curriculum(report, config.data.curriculum)
     elif command is Command.TRAIN:
         _check_held_out(report, config)
+    resume = config.trainer.resume
+    if command is Command.TRAIN and resume not in (RESUME_AUTO, RESUME_NEVER) and not Path(resume).is_dir():
+        expected = f"{RESUME_AUTO}, {RESUME_NEVER}, or the folder of a checkpoint or of a run"
+        report.add("trainer.resume", resume, expected, "there is no such folder: correct the path")
     if not _is_plain_name(config.name):
         next_step = "use letters, digits, dots, dashes and underscores"
         report.add("name", repr(config.name), "the name of a folder inside runs_dir", next_step)

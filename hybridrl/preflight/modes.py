@@ -69,14 +69,21 @@ def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, s
         yield from unread_by_algorithm(config.algorithm)
         yield from unread_by_roles(config)
     else:
-        sections = ("placement", "reference", "critic", "rollout", "reward", "algorithm", "weight_sync", "trainer")
+        sections = (
+            "placement",
+            "reference",
+            "critic",
+            "rollout",
+            "reward",
+            "algorithm",
+            "weight_sync",
+            "trainer",
+            "checkpoint",
+        )
         for section in (*sections, "data.eval_path", "data.num_eval_prompts", "data.eval_samples_per_prompt"):
             yield section, "by hybridrl sft"
         yield "actor.router_replay", "by hybridrl sft"
-    if config.tracking.wandb is WandbMode.OFF:
-        yield "tracking.wandb_project", "when tracking.wandb is off"
-    if config.tracking.prometheus_port is None:
-        yield "tracking.prometheus_host", "when tracking.prometheus_port is null"
+    yield from _unread_of_what_is_off(config)
     if config.platform is Platform.CPU:
         yield "rollout.gpu_memory_fraction", "when platform is cpu"
     else:
@@ -91,6 +98,17 @@ def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, s
         yield "reward", f"when data.task is {config.data.task.value}, which brings its own reward"
     if config.actor.optimizer.schedule is LrSchedule.CONSTANT:
         yield "actor.optimizer.min_lr", "when actor.optimizer.schedule is constant"
+
+
+def _unread_of_what_is_off(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
+    """Yield keys of what another key of their section turns off."""
+    if not config.checkpoint.every_steps:
+        for name in ("keep", "is_async", "timeout_s"):
+            yield f"checkpoint.{name}", "when checkpoint.every_steps is 0"
+    if config.tracking.wandb is WandbMode.OFF:
+        yield "tracking.wandb_project", "when tracking.wandb is off"
+    if config.tracking.prometheus_port is None:
+        yield "tracking.prometheus_host", "when tracking.prometheus_port is null"
 
 
 def value_of(config: ExperimentConfig, key: str) -> object:

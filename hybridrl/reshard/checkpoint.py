@@ -10,7 +10,6 @@ Saving has three steps, with a barrier of the caller's between them: :func:`crea
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 
 from hybridrl.errors import ReshardError
 from hybridrl.layout.box import DType
-from hybridrl.layout.checkpoint import FileTensor, checkpoint_shard_map, read_checkpoint_index
+from hybridrl.layout.checkpoint import FileTensor, checkpoint_shard_map, read_checkpoint_index, safetensors_header
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.shard import LocalTensor, ShardMap
 from hybridrl.reshard import ops
@@ -30,7 +29,6 @@ from hybridrl.reshard.planner import build_plan, plan_for_source
 from hybridrl.reshard.segments import Copy, copy_tables
 
 _MAX_FILE_BYTES = 5 * 10**9
-_ALIGNMENT = 64
 _COMPANION_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".md")
 _CONFIG_DTYPES = {DType.FLOAT32: "float32", DType.BFLOAT16: "bfloat16", DType.FLOAT16: "float16"}
 
@@ -48,8 +46,8 @@ def load_checkpoint(folder: Path, spec: ModelSpec, shard_map: ShardMap, tensors:
     files = checkpoint_shard_map(index, spec, str(folder))
     plan = build_plan([files], [shard_map])
     mapped = {path: np.memmap(path, mode="r") for path in {entry.path for entry in index.values()}}
-    views = {name: _file_view(entry, mapped) for name, entry in index.items()}
-    _copy_local(plan.moves, views, tensors)
+    views = {name: file_view(entry, mapped) for name, entry in index.items()}
+    copy_local(plan.moves, views, tensors)
 
 
 def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Path) -> None:
@@ -66,9 +64,7 @@ def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Pa
     partial = _partial(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for path in copy_from.iterdir():
-        if path.is_file() and path.suffix in _COMPANION_SUFFIXES and not path.name.endswith(".index.json"):
-            shutil.copyfile(path, partial / path.name)
+    copy_companions(copy_from, partial)
     config = json.loads((copy_from / "config.json").read_text(encoding="utf-8"))
     text = json.dumps(_exported_config(config, spec, dtype), indent=2) + "\n"
     (partial / "config.json").write_text(text, encoding="utf-8")
@@ -77,27 +73,36 @@ def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Pa
         _create_file(partial / name, tensors)
     if len(files) > 1:
         weight_map = {tensor.name: name for name, tensors in files.items() for tensor in tensors}
-        total = sum(_num_bytes(tensor) for tensors in files.values() for tensor in tensors)
+        total = sum(tensor.num_bytes for tensors in files.values() for tensor in tensors)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (partial / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 
+def copy_companions(copy_from: Path, folder: Path) -> list[Path]:
+    """Copy what an HF checkpoint has beside its weights, config and tokenizer; return the copies."""
+    paths = [path for path in sorted(copy_from.iterdir()) if path.is_file() and path.suffix in _COMPANION_SUFFIXES]
+    kept = [path for path in paths if not path.name.endswith(".index.json")]
+    return [Path(shutil.copyfile(path, folder / path.name)) for path in kept]
+
+
 def write_checkpoint(
-    folder: Path, spec: ModelSpec, shard_maps: Sequence[ShardMap], rank: int, tensors: Mapping[str, torch.Tensor]
+    folder: Path, spec: ModelSpec, shard_maps: Sequence[ShardMap], rank: int | None, tensors: Mapping[str, ops.Buffer]
 ) -> None:
     """Write one rank's share into the files that :func:`create_checkpoint` made.
 
     Args:
         shard_maps: Of every rank that holds the model, the same on each.
-        rank: Index of this rank in `shard_maps`.
+        rank: Index of this rank in `shard_maps`; None writes the shares of all, whose local names all differ.
+        tensors: Local name -> contiguous tensor, of the ranks that write.
     """
     index = read_checkpoint_index(_partial(folder))
     files = checkpoint_shard_map(index, spec, str(folder))
-    own = list(plan_for_source(shard_maps, [files], rank).moves)
+    plan = build_plan(shard_maps, [files]) if rank is None else plan_for_source(shard_maps, [files], rank)
+    own = list(plan.moves)
     paths = {index[move.tensor].path for move in own}
     mapped = {path: np.memmap(path, mode="r+") for path in paths}
-    views = {move.tensor: _file_view(index[move.tensor], mapped) for move in own}
-    _copy_local(own, tensors, views)
+    views = {move.tensor: file_view(index[move.tensor], mapped) for move in own}
+    copy_local(own, tensors, views)
     for file in mapped.values():
         file.flush()
 
@@ -124,19 +129,15 @@ def _partial(folder: Path) -> Path:
     return folder.with_name(folder.name + ".partial")
 
 
-def _num_bytes(tensor: LocalTensor) -> int:
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
-
-
 def _assign_files(spec: ModelSpec, dtype: DType) -> dict[str, list[LocalTensor]]:
     groups: list[list[LocalTensor]] = [[]]
     size = 0
     for name, canonical in spec.tensors().items():
         tensor = LocalTensor(name, canonical.file_shape, canonical.dtype or dtype)
-        if groups[-1] and size + _num_bytes(tensor) > _MAX_FILE_BYTES:
+        if groups[-1] and size + tensor.num_bytes > _MAX_FILE_BYTES:
             groups.append([])
             size = 0
-        size += _num_bytes(tensor)
+        size += tensor.num_bytes
         groups[-1].append(tensor)
     if len(groups) == 1:
         return {"model.safetensors": groups[0]}
@@ -144,28 +145,18 @@ def _assign_files(spec: ModelSpec, dtype: DType) -> dict[str, list[LocalTensor]]
 
 
 def _create_file(path: Path, tensors: list[LocalTensor]) -> None:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for tensor in tensors:
-        stop = position + _num_bytes(tensor)
-        header[tensor.name] = {
-            "dtype": tensor.dtype.value,
-            "shape": list(tensor.shape),
-            "data_offsets": [position, stop],
-        }
-        position = stop
-    text = json.dumps(header).encode()
-    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    header = safetensors_header(tensors, {"format": "pt"})
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + position)
+        file.write(header)
+        file.truncate(len(header) + sum(tensor.num_bytes for tensor in tensors))
 
 
-def _file_view(entry: FileTensor, mapped: Mapping[Path, ops.Bytes]) -> ops.Bytes:
-    return mapped[entry.path][entry.offset_bytes : entry.offset_bytes + _num_bytes(entry.tensor)]
+def file_view(entry: FileTensor, mapped: Mapping[Path, ops.Bytes]) -> ops.Bytes:
+    """Return the bytes of a tensor in a mapped file."""
+    return mapped[entry.path][entry.offset_bytes : entry.offset_bytes + entry.tensor.num_bytes]
 
 
-def _copy_local(
+def copy_local(
     moves: Sequence[Move], sources: Mapping[str, ops.Buffer], destinations: Mapping[str, ops.Buffer]
 ) -> None:
     """Carry out moves whose two sides are in this process's memory."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from hybridrl.roles.failure import Failure, to_error
 
@@ -41,6 +41,28 @@ class Future(Protocol[T_co]):
     def abandon(self) -> None:
         """Give up: end the processes of the role, whose state is unknown after a failure."""
         ...
+
+
+class Answered(Generic[A]):
+    """A call whose answer is known already; see :class:`Future`."""
+
+    def __init__(self, answer: A) -> None:
+        self._answer = answer
+
+    def poll(self, wait_s: float) -> bool:
+        """Return that it is done."""
+        return True
+
+    def failures(self) -> Sequence[Failure]:
+        """Return that there are none."""
+        return ()
+
+    def value(self) -> A:
+        """Return the answer."""
+        return self._answer
+
+    def abandon(self) -> None:
+        """Do nothing: no process is behind it."""
 
 
 def wait_for(future: Future[A], beside: Sequence[Future[Any]] = ()) -> A:

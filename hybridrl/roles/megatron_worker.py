@@ -7,7 +7,9 @@ environment first and imports the engine after.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future as PendingRecord
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ from hybridrl.roles.node import meeting_address, this_node
 from hybridrl.roles.ports import free_port
 
 if TYPE_CHECKING:
+    from hybridrl.checkpoint.manifest import FileRecord
     from hybridrl.engines.megatron.engine import MegatronEngine
     from hybridrl.engines.megatron.process_groups import ProcessGroups
     from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics, ValueMetrics
@@ -29,6 +32,20 @@ if TYPE_CHECKING:
     from hybridrl.reshard.executor import Sender, TransferReport
     from hybridrl.reshard.plan import Plan
     from hybridrl.reshard.transports import Rendezvous, Transport
+
+
+@dataclass(frozen=True, slots=True)
+class RankSave:
+    """How a rank's save stands.
+
+    Attributes:
+        record: Of the file, once it is on disk.
+        error: Why it could not be written.
+    """
+
+    is_done: bool
+    record: FileRecord | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -46,6 +63,8 @@ class MegatronWorker:
         self._policies: dict[ModelRole, MegatronEngine] = {}
         self._value_models: dict[ModelRole, ValueEngine] = {}
         self._connection: _Connection | None = None
+        self._writer = ThreadPoolExecutor(1)
+        self._saving: dict[ModelRole, PendingRecord[FileRecord]] = {}
         os.environ.update(_environment(launch))
 
     def rendezvous(self) -> tuple[str, int]:
@@ -123,6 +142,39 @@ class MegatronWorker:
     def save_checkpoint(self, folder: Path) -> None:
         """Write this rank's share of an HF checkpoint; see :meth:`MegatronEngine.save_checkpoint`."""
         self._actor.save_checkpoint(folder)
+
+    def begin_save(self, role: ModelRole, folder: Path) -> None:
+        """Copy this rank's training state of a model into host memory, and go on while a thread writes it into a folder."""
+        from hybridrl.checkpoint.folder import rank_file
+        from hybridrl.checkpoint.state_file import write_rank_state
+
+        path = folder / rank_file(role.value, self._rank)
+        self._saving[role] = self._writer.submit(write_rank_state, path, self._trained(role).state.snapshot())
+
+    def poll_save(self, role: ModelRole, wait_s: float) -> RankSave:
+        """Return how the save of a model that was begun last stands, after at most `wait_s` seconds."""
+        saving = self._saving[role]
+        wait([saving], wait_s)
+        if not saving.done():
+            return RankSave(is_done=False)
+        try:
+            return RankSave(is_done=True, record=saving.result())
+        except OSError as e:
+            return RankSave(is_done=True, error=str(e))
+
+    def damage_of(self, folder: Path, files: Mapping[str, FileRecord]) -> list[str]:
+        """Read files of a checkpoint and return what is wrong with them."""
+        from hybridrl.checkpoint.manifest import damage_of
+
+        found = (damage_of(folder, name, record, reads_content=True) for name, record in files.items())
+        return [damage for damage in found if damage]
+
+    def load_state(self, role: ModelRole, paths: Sequence[Path]) -> None:
+        """Take over the training state that the ranks of any layout wrote; see :meth:`TrainingState.load`."""
+        self._trained(role).state.load(list(paths))
+
+    def _trained(self, role: ModelRole) -> MegatronEngine:
+        return self._value_models[role] if role.has_values else self._policies[role]
 
     @property
     def _actor(self) -> MegatronEngine:

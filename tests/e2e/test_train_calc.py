@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from hybridrl.cli.main import main
 from hybridrl.controller.run import train
 from hybridrl.replay.recompute import replay
 from hybridrl.replay.step_file import read_step
@@ -19,12 +22,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def parallel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on TP 2 x PP 2 x EP 2 with evaluation before and after, and an export."""
+    """A run on TP 2 x PP 2 x EP 2 with evaluation before and after, checkpoints and an export."""
     runs_dir = tmp_path_factory.mktemp("runs")
     overrides = (
         "trainer.num_steps=4",
         "trainer.eval_every_steps=4",
         "trainer.save_hf_at_end=true",
+        "checkpoint.every_steps=3",
         "trainer.replay_steps=1",
     )
     assert train(demo_config(runs_dir, "parallel", *overrides)) == 0
@@ -77,6 +81,14 @@ def test_the_run_folder_is_whole_and_holds_an_export(parallel: Path) -> None:
         "hf/tokenizer.json",
     ):
         assert (parallel / name).stat().st_size > 0, name
+
+
+def test_an_export_of_the_last_checkpoint_is_the_one_at_the_end(parallel: Path, tmp_path: Path) -> None:
+    assert [path.name for path in sorted((parallel / "checkpoints").iterdir())] == ["step_000003", "step_000004"]
+    assert main(["export", str(parallel), str(tmp_path / "hf")]) == 0
+    exported, at_end = (load_file(folder / "model.safetensors") for folder in (tmp_path / "hf", parallel / "hf"))
+    assert exported.keys() == at_end.keys()
+    assert all(torch.equal(exported[name], at_end[name]) for name in at_end)
 
 
 def test_a_recorded_step_computes_again_without_a_difference(parallel: Path) -> None:

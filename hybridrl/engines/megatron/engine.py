@@ -38,6 +38,7 @@ from hybridrl.engines.megatron.pipeline import LossFunction, MicroResult, Pipeli
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.engines.megatron.results import BalanceMetrics, LogprobResult, UpdateMetrics
 from hybridrl.engines.megatron.router_replay import RouterReplay, Routing
+from hybridrl.engines.megatron.training_state import TrainingState
 from hybridrl.engines.megatron.transformer_config import choose_layer_spec, transformer_config
 from hybridrl.errors import EngineError, HybridRLError, ReshardError
 from hybridrl.layout.box import DType
@@ -110,6 +111,11 @@ class MegatronEngine:
         self._optimizer = (
             Optimizer(trained, optimizer, precision, groups, num_optimizer_steps) if trained and optimizer else None
         )
+        self._state = (
+            TrainingState(self._chunks, self._optimizer, self._shard_map, self.layout, groups)
+            if self._optimizer
+            else None
+        )
         columns = self.layout.padded_vocab_size // parallel.tp_size
         vocab = VocabSlice.of_rank(groups.at.tp, columns, spec.vocab_size, groups.collection.tp)
         self._replay = (
@@ -161,6 +167,17 @@ class MegatronEngine:
         write_checkpoint(folder, spec, maps, rank, self.tensors())
         dist.barrier()
         self._on_rank_0(lambda: finish_checkpoint(folder))
+
+    @property
+    def state(self) -> TrainingState:
+        """What a trained model must remember to go on.
+
+        Raises:
+            EngineError: The model is frozen.
+        """
+        if self._state is None:
+            raise EngineError("a frozen model has no training state; give the engine an optimizer to train it")
+        return self._state
 
     def parameters_changed(self) -> None:
         """Tell the optimizer that parameters were written from outside."""

@@ -120,6 +120,11 @@ class Optimizer:
         """Take the parameters as they are now; call after writing into them from outside."""
         self._optimizer.reload_model_params()
 
+    def parts(self) -> list[MegatronOptimizer]:
+        """Return Megatron's optimizers of dense and of expert parameters, as far as this rank has such."""
+        parts = getattr(self._optimizer, "chained_optimizers", [self._optimizer])
+        return [part for part in parts if not getattr(part, "is_stub_optimizer", False)]
+
     @torch.no_grad()
     def step(self) -> StepResult:
         """Clip and apply the gradients, or skip the step when they are not finite. Collective over all ranks."""

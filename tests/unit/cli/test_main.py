@@ -28,6 +28,15 @@ def test_check_can_be_for_sft(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "demo: ready for hybridrl sft\n" in capsys.readouterr().out
 
 
+def test_an_export_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "hybridrl: export: cannot read this",
+        f"  {tmp_path}/run: not one checkpoint is complete and as it was written",
+    ]
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("command", ["check", "train"])
 def test_every_problem_is_printed_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str

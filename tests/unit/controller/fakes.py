@@ -11,15 +11,21 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from hybridrl.algos.algorithm import Credit
+from hybridrl.checkpoint.folder import rank_file
+from hybridrl.checkpoint.manifest import FileRecord, record_of
 from hybridrl.config.schema import RewardFailure
 from hybridrl.controller.batches import ScoredBatch
+from hybridrl.controller.run_state import RunState
 from hybridrl.controller.weight_sync import SyncReport
 from hybridrl.data.batch import PolicyBatch, SequenceBatch, ValueBatch
 from hybridrl.data.sample import FinishReason, Prompt, Sample
+from hybridrl.data.stream import StreamState
+from hybridrl.layout.roles import ModelRole
 from hybridrl.observability.records import Metric, RolloutRecord
 from hybridrl.rewards.result import FailureKind as ScoringKind
 from hybridrl.rewards.result import RewardResult, ScoringFailure, collect_scores
 from hybridrl.roles.failure import Failure, FailureKind
+from hybridrl.roles.megatron_state import RoleSave
 
 T = TypeVar("T")
 
@@ -78,9 +84,63 @@ def make_prompt(name: str) -> Prompt:
 class FakePrompts:
     taken: int = 0
 
+    @property
+    def state(self) -> StreamState:
+        return StreamState(self.taken, 0, 1)
+
     def take(self, num_prompts: int) -> list[Prompt]:
         self.taken += num_prompts
         return [make_prompt(f"p{self.taken - num_prompts + i}") for i in range(num_prompts)]
+
+
+@dataclass
+class FakeCheckpoints:
+    """Keeps the state after every step."""
+
+    states: list[RunState] = field(default_factory=list)
+    is_finished: bool = False
+
+    def after_step(self, state: RunState, *, is_last: bool) -> None:
+        self.states.append(state)
+
+    def finish(self) -> None:
+        self.is_finished = True
+
+
+@dataclass
+class FakeSavedModel:
+    """Ranks that write one file each, and are done when `pending` polls have passed."""
+
+    role: ModelRole = ModelRole.ACTOR
+    num_ranks: int = 2
+    pending: int = 0
+    errors: tuple[str, ...] = ()
+    damaged: frozenset[str] = frozenset()
+    loaded: list[Path] = field(default_factory=list)
+
+    def begin_save(self, folder: Path) -> FakeFuture[None]:
+        def answer() -> None:
+            self.folder = folder
+            for rank in range(self.num_ranks):
+                (folder / rank_file(self.role.value, rank)).write_text(f"rank {rank}")
+
+        return FakeFuture(answer)
+
+    def poll_save(self, wait_s: float) -> FakeFuture[RoleSave]:
+        def answer() -> RoleSave:
+            self.pending -= 1
+            if self.pending >= 0:
+                return RoleSave(False, {})
+            names = [rank_file(self.role.value, rank) for rank in range(self.num_ranks)]
+            return RoleSave(True, {name: record_of(self.folder / name) for name in names}, self.errors)
+
+        return FakeFuture(answer)
+
+    def damage_of(self, folder: Path, files: Mapping[str, FileRecord]) -> FakeFuture[list[str]]:
+        return FakeFuture(lambda: [f"{folder}: bad"] if folder.name in self.damaged else [])
+
+    def load_state(self, paths: Sequence[Path]) -> FakeFuture[None]:
+        return FakeFuture(lambda: self.loaded.extend(paths))
 
 
 @dataclass
@@ -248,9 +308,10 @@ class FakeRecorder:
     evaluations: list[tuple[int, dict[str, Metric]]] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
     diary: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
 
     def status(self, text: str) -> None:
-        pass
+        self.said.append(text)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,12 @@ from hybridrl.config.schema import (
     AlgorithmConfig,
     OldPolicy,
     PolicyLossConfig,
+    RewardKlConfig,
     RolloutCorrectionConfig,
     TrainerConfig,
 )
 from hybridrl.controller.evaluation import Evaluator
+from hybridrl.controller.run_state import RunState, read_run_state, write_run_state
 from hybridrl.controller.trainer import Trainer, TrainResult
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError, EngineError
@@ -24,6 +27,7 @@ from hybridrl.rewards.result import RewardResult
 from hybridrl.roles.failure import Failure, FailureKind
 from tests.unit.controller.fakes import (
     AlternatingScorer,
+    FakeCheckpoints,
     FakeCritic,
     FakePrompts,
     FakeRecorder,
@@ -48,6 +52,9 @@ def _trainer(
     advantage: AdvantageConfig | None = None,
     critic: FakeCritic | None = None,
     critic_warmup_steps: int = 0,
+    reward_kl: RewardKlConfig | None = None,
+    checkpoints: FakeCheckpoints | None = None,
+    start: RunState | None = None,
     replays: FakeReplays | None = None,
     **settings: object,
 ) -> Trainer:
@@ -60,6 +67,7 @@ def _trainer(
         max_sampling_rounds=max_rounds,
         rollout_correction=rollout_correction or RolloutCorrectionConfig(),
         advantage=advantage or AdvantageConfig(),
+        reward_kl=reward_kl or RewardKlConfig(),
     )
     evaluator = Evaluator(world, AlternatingScorer(), [make_prompt(f"eval/{i}") for i in range(4)])
     return Trainer(
@@ -68,13 +76,15 @@ def _trainer(
         actor=world,
         rollout=world,
         weight_sync=world,
-        prompts=FakePrompts(),
+        prompts=FakePrompts(start.stream.position if start else 0),
         scorer=AlternatingScorer(),
         evaluator=evaluator,
         recorder=recorder,
         reference=FakeReference(world),
         critic=critic,
         critic_warmup_steps=critic_warmup_steps,
+        checkpoints=checkpoints,
+        start=start,
         replays=replays,
     )
 
@@ -329,3 +339,45 @@ def test_a_greedy_sample_of_each_prompt_is_its_baseline_and_is_not_trained_on() 
     metrics, rollouts = recorder.steps[0][1:]
     assert len(rollouts) == metrics["samples/trained"] == PROMPTS * SAMPLES
     assert metrics["samples/dropped"] == 0 and metrics["reward/greedy_mean"] == 0.5
+
+
+def _without_times(recorder: FakeRecorder) -> list[tuple[int, dict[str, object], list[tuple[str, int, bytes]]]]:
+    def is_time(name: str) -> bool:
+        return name.startswith(("time_s/", "throughput/")) or name.endswith("seconds")
+
+    return [
+        (
+            step,
+            {name: value for name, value in metrics.items() if not is_time(name)},
+            [(r.prompt_id, r.sample_index, r.policy_versions.tobytes()) for r in rollouts],
+        )
+        for step, metrics, rollouts in recorder.steps
+    ]
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("stopped_after", [1, 3, 5])
+def test_a_run_that_goes_on_from_its_files_is_the_uninterrupted_one(
+    tmp_path: Path, lag: int, stopped_after: int
+) -> None:
+    settings = {
+        "num_steps": 5,
+        "max_policy_lag": lag,
+        "max_rounds": 3,
+        "eval_every_steps": 2,
+        "reward_kl": RewardKlConfig(coef=0.1, target=0.05),
+    }
+    whole, checkpoints = FakeRecorder(), FakeCheckpoints()
+    result = _trainer(World(), whole, checkpoints=checkpoints, **settings).run()
+    assert [state.step for state in checkpoints.states] == [1, 2, 3, 4, 5] and checkpoints.is_finished
+    assert len({metrics["reward/kl_coef"] for _, metrics, _ in whole.steps}) == 5
+
+    write_run_state(tmp_path, checkpoints.states[stopped_after - 1])
+    start, rest, world = read_run_state(tmp_path), FakeRecorder(), World()
+    assert len(start.waiting) == min(lag, 5 - stopped_after)
+    world.version = world.trainer_version = stopped_after
+    resumed = _trainer(world, rest, start=start, **settings).run()
+    assert _without_times(rest) == _without_times(whole)[stopped_after:]
+    evaluated = [version for version, _ in whole.evaluations if version > stopped_after]
+    assert [version for version, _ in rest.evaluations] == evaluated
+    assert resumed == result

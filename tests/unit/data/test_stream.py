@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybridrl.data.stream import MIX_BLOCK, Mixed, Sharded, Shuffle, Source, Stream, StreamState, apportion, load_state
+from hybridrl.data.stream import MIX_BLOCK, Mixed, Sharded, Shuffle, Source, Stream, StreamState, apportion
 from hybridrl.errors import DataError
 
 ITEMS = tuple("abcdefghij")
@@ -48,8 +49,8 @@ def test_a_resumed_stream_continues_as_an_uninterrupted_one(
     whole = Stream(source(seed)).take(sum(takes) + rest)
     first = Stream(source(seed))
     taken = [item for count in takes for item in first.take(count)]
-    saved = json.loads(json.dumps(first.state_dict()))
-    assert taken + Stream(source(seed), load_state(saved)).take(rest) == whole
+    saved = json.loads(json.dumps(asdict(first.state)))
+    assert taken + Stream(source(seed), StreamState(**saved)).take(rest) == whole
 
 
 @BUSY

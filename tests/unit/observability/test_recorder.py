@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hybridrl.observability.progress import PlainProgress
 from hybridrl.observability.recorder import RunRecorder
@@ -129,3 +130,44 @@ def test_the_report_is_rewritten_at_most_once_per_interval(tmp_path):
         recorder.record_step(1, {"reward/mean": 0.2}, [])
 
         assert recorder.run_dir.joinpath("report.html").stat().st_ino == written
+
+
+def test_a_run_that_goes_on_drops_what_comes_again_and_keeps_the_rest(tmp_path):
+    first = open_recorder(tmp_path)
+    for step in range(4):
+        first.record_evaluation(step, {"eval/accuracy": step / 10}, [make_rollout()])
+        first.record_step(step, {"reward/mean": step / 10, "actor/loss": float("nan")}, [make_rollout()])
+    first.record_evaluation(4, {"eval/accuracy": 0.4}, [make_rollout()])
+    run_dir = tmp_path / "runs" / "calc"
+    kept = (run_dir / "metrics.jsonl").read_text().splitlines()[:2]
+    # TensorBoard reads files in the order of the seconds in their names; this one is to be of an earlier second.
+    (events_file,) = (run_dir / "tensorboard").iterdir()
+    events_file.rename(events_file.with_name("events.out.tfevents.0000000000.first"))
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "torn')
+
+    with open_recorder(tmp_path, is_continued=True) as recorder:
+        assert recorder.run_dir == run_dir
+        recorder.resume(2)
+        assert (run_dir / "metrics.jsonl").read_text().splitlines() == kept
+        recorder.record_step(2, {"reward/mean": 0.9}, [make_rollout()])
+    assert [row["step"] for row in rows_of(run_dir)] == [0, 1, 2]
+    assert sorted(path.name for path in (run_dir / "rollouts").iterdir()) == [
+        f"step_{step:06d}.parquet" for step in range(3)
+    ]
+    # The evaluation of version 2 belongs to the step before, which stays.
+    assert sorted(path.name for path in (run_dir / "evaluations").iterdir()) == [
+        f"version_{version:06d}.parquet" for version in range(3)
+    ]
+    events = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+    assert [(event.step, round(event.value, 4)) for event in events.Scalars("reward/mean")] == [
+        (0, 0.0), (1, 0.1), (2, 0.9),
+    ]  # fmt: skip
+    assert '"steps": [0, 1, 2]' in (run_dir / "report.html").read_text()
+
+
+def test_a_run_that_is_to_go_on_but_never_began_begins(tmp_path):
+    with open_recorder(tmp_path, is_continued=True) as recorder:
+        recorder.resume(0)
+        recorder.record_step(0, {"reward/mean": 0.5}, [])
+    assert [row["step"] for row in rows_of(tmp_path / "runs" / "calc")] == [0]

@@ -143,6 +143,10 @@ COMMAND_LINE_FAULTS: list[tuple[tuple[str, ...], str]] = [
         "sft.num_steps: got a value, expected none: it is not read by hybridrl train; remove it",
     ),
     (
+        ("checkpoint.keep=3",),
+        "checkpoint.keep: got a value, expected none: it is not read when checkpoint.every_steps is 0; remove it",
+    ),
+    (
         ("actor.optimizer.min_lr=1e-8",),
         "actor.optimizer.min_lr: got a value, expected none: it is not read when actor.optimizer.schedule is constant",
     ),
@@ -399,6 +403,10 @@ def test_a_damaged_checkpoint_is_explained(tmp_path: Path, damage: Callable[[Pat
         (
             ("reward.function=null",),
             "reward.function: got nothing, expected file.py:function or the weight of another part",
+        ),
+        (
+            ("trainer.resume=no/run",),
+            "trainer.resume: got no/run, expected auto, never, or the folder of a checkpoint or of a run; there is no such folder",
         ),
         (("reward.function=no.py:score",), "no.py is no file; correct the path"),
         (("reward.function=rewards.py:points",), "defines no function 'points' (functions: score); correct the name"),

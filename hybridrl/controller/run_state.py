@@ -1,0 +1,68 @@
+"""What the controller must remember between two steps, and its files in a checkpoint.
+
+    run.json        step, position in the data, state of the algorithm, accuracies so far
+    samples.arrow   batches that were generated and are not trained on yet (``max_policy_lag`` above 0)
+
+Between two steps no rollout is half done: the weight sync waits for those in flight. Nor is a prompt set aside, since dynamic
+sampling ends within its step. Seeds of rollouts follow from the run's seed, the prompt and the index of the sample, so they need
+no state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hybridrl.checkpoint.manifest import FileRecord, record_of
+from hybridrl.data.sample import Sample
+from hybridrl.data.sample_file import read_samples, write_samples
+from hybridrl.data.stream import StreamState
+
+_RUN, _SAMPLES = "run.json", "samples.arrow"
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """How a run stands before a step.
+
+    Attributes:
+        step: Steps taken so far, which is the policy version in force.
+        stream: Where the training prompts stand.
+        algorithm: See ``Algorithm.state_dict``.
+        accuracies: Of all evaluations so far.
+        waiting: Batches of samples that later steps train on, in order.
+    """
+
+    step: int
+    stream: StreamState
+    algorithm: Mapping[str, float]
+    accuracies: tuple[float, ...]
+    waiting: tuple[tuple[Sample, ...], ...]
+
+
+def write_run_state(folder: Path, state: RunState) -> dict[str, FileRecord]:
+    """Write the state into a checkpoint; return its files."""
+    body = {
+        "step": state.step,
+        "stream": asdict(state.stream),
+        "algorithm": dict(state.algorithm),
+        "accuracies": state.accuracies,
+        "num_waiting": len(state.waiting),
+    }
+    (folder / _RUN).write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    write_samples(folder / _SAMPLES, state.waiting)
+    return {name: record_of(folder / name) for name in (_RUN, _SAMPLES)}
+
+
+def read_run_state(folder: Path) -> RunState:
+    """Read the state from a checkpoint whose files are as they were written."""
+    body = json.loads((folder / _RUN).read_text(encoding="utf-8"))
+    return RunState(
+        step=body["step"],
+        stream=StreamState(**body["stream"]),
+        algorithm=body["algorithm"],
+        accuracies=tuple(body["accuracies"]),
+        waiting=tuple(tuple(batch) for batch in read_samples(folder / _SAMPLES, body["num_waiting"])),
+    )

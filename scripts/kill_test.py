@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""Kill a run again and again, and hold what it comes to against a run that nobody touched.
+
+    scripts/kill_test.py --kills 30
+
+One run goes through undisturbed. A second one with the same configuration makes a checkpoint after every step; one of its processes
+(controller, a training rank, the replica) is killed with SIGKILL at a random moment inside a random phase, and the run is started
+again with trainer.resume=auto, until all kills are spent. At the end:
+
+- after each kill, every checkpoint that has a manifest was intact, and the next start found one to go on from;
+- metrics.jsonl has every step once, and every value but times and rates equals the undisturbed run's to the bit;
+- every step trained on the very samples of the undisturbed run, and no sample occurs twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+
+from hybridrl.checkpoint.folder import find_checkpoints
+from hybridrl.checkpoint.manifest import damage_of
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "configs" / "demo" / "calc.yaml"
+PHASES = ("rollout", "old_logprobs", "train", "weight_sync", "checkpoint")
+START = "start"
+START_S = 20.0
+"""Longest wait before a kill while roles start and the checkpoint is loaded."""
+TITLES = {"rank": "ray::MegatronWorker", "replica": "ray::RolloutReplica", "sampler": "VLLM::Engine"}
+"""How the processes of a run call themselves."""
+CONTROLLER = "controller"
+LIFE_S = 240.0
+"""Bound on every wait for a run's next move."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What was killed, after how many steps, and what became of the run: its exit code, or None when it went on."""
+
+    target: str
+    phase: str
+    step: int
+    exit_code: int | None
+    num_checkpoints: int
+
+
+class Life:
+    """One process of the run, from start to end."""
+
+    def __init__(self, folder: Path, name: str, config: Path, overrides: list[str]) -> None:
+        self.run_dir = folder / name
+        self._phase = folder / f"{name}.phase"
+        self._phase.write_text("")
+        command = [sys.executable, str(Path(__file__)), "--child", str(self._phase), "train", str(config)]
+        log = (folder / f"{name}.log").open("a")
+        self.process = subprocess.Popen(
+            [*command, f"runs_dir={folder}", f"name={name}", *overrides], stdout=log, stderr=subprocess.STDOUT, cwd=ROOT
+        )
+        log.close()
+
+    def num_rows(self) -> int:
+        """Return the steps that the run's folder has metrics of."""
+        path = self.run_dir / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def wait_for_phase(self, phase: str, num_steps: int) -> None:
+        """Wait until a phase begins after at least so many steps of this life."""
+        deadline = time.monotonic() + LIFE_S
+        while True:
+            assert self.process.poll() is None, f"the run ended early, exit code {self.process.returncode}; see its log"
+            assert time.monotonic() < deadline, f"no {phase} after {num_steps} steps within {LIFE_S} s"
+            seen, _, number = self._phase.read_text().partition(" ")
+            if seen == phase and int(number) >= num_steps:
+                return
+            time.sleep(0.002)
+
+    def kill(self, target: str, rng: random.Random) -> tuple[str, int | None]:
+        """Kill a process, and see the run to its end.
+
+        Returns:
+            What was killed, since at the very start only the controller is there, and the exit code; None when the run went on.
+        """
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        victims = [each for each in family if target in TITLES and _title(each).startswith(TITLES[target])]
+        num_rows = self.num_rows()
+        (rng.choice(victims) if victims else self.process).kill()
+        killed = target if victims else CONTROLLER
+        deadline = time.monotonic() + LIFE_S
+        while self.process.poll() is None and self.num_rows() < num_rows + 2:
+            assert time.monotonic() < deadline, (
+                f"the run neither ended nor went on within {LIFE_S} s after losing its {target}"
+            )
+            time.sleep(0.1)
+        if self.process.poll() is None:
+            return killed, None
+        _end(family)
+        return killed, self.process.returncode
+
+    def finish(self) -> None:
+        """See the run through to its last step."""
+        assert self.process.wait(LIFE_S * 10) == 0, f"{self.run_dir}: exit code {self.process.returncode}; see its log"
+
+
+def _title(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def _end(family: list[psutil.Process]) -> None:
+    """Give processes of a dead run time to notice, then end what is left."""
+    _, left = psutil.wait_procs(family, timeout=30)
+    for each in left:
+        with contextlib.suppress(psutil.Error):
+            each.kill()
+
+
+def run_child(phase_file: Path, arguments: list[str]) -> int:
+    """Run the command line, noting in a file which phase it is in, after how many steps of this process."""
+    from hybridrl.cli.main import main
+    from hybridrl.observability.recorder import RunRecorder
+
+    original, original_record = RunRecorder.phase, RunRecorder.record_step
+    num_steps = 0
+
+    @contextlib.contextmanager
+    def phase(self: RunRecorder, name: str) -> Iterator[None]:
+        phase_file.write_text(f"{name} {num_steps}")
+        with original(self, name):
+            yield
+
+    def record_step(self: RunRecorder, number: int, *arguments: object) -> None:
+        nonlocal num_steps
+        original_record(self, number, *arguments)  # type: ignore[arg-type]
+        num_steps += 1
+
+    RunRecorder.phase, RunRecorder.record_step = phase, record_step  # type: ignore[method-assign]
+    return main(arguments)
+
+
+def check_checkpoints(folder: Path) -> int:
+    """Assert that every checkpoint with a manifest is as it was written; return how many there are."""
+    found = find_checkpoints(folder)
+    assert not found.damaged, found.damaged
+    for checkpoint in found.complete:
+        for name, record in checkpoint.manifest.files.items():
+            assert (damage := damage_of(checkpoint.folder, name, record, reads_content=True)) is None, damage
+    return len(found.complete)
+
+
+def rows_of(run_dir: Path) -> list[dict[str, object]]:
+    """Return the metrics of a run without times and rates, which no two runs share."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    is_time = ("time_s/", "throughput/")
+    return [{k: v for k, v in row.items() if not k.startswith(is_time) and not k.endswith("seconds")} for row in rows]
+
+
+def compare(run_dir: Path, undisturbed: Path, num_steps: int) -> int:
+    """Assert that both runs had the same metrics and samples; return the number of samples."""
+    expected, got = rows_of(undisturbed), rows_of(run_dir)
+    assert [row["step"] for row in got] == list(range(num_steps)), [row["step"] for row in got]
+    for one, other in zip(expected, got, strict=True):
+        differing = {
+            key: (one.get(key), other.get(key)) for key in one.keys() | other.keys() if one.get(key) != other.get(key)
+        }
+        assert not differing, f"step {one['step']}: undisturbed and killed run differ: {differing}"
+    seen: set[tuple[str, int]] = set()
+    for step in range(num_steps):
+        tables = [pq.read_table(run / "rollouts" / f"step_{step:06d}.parquet") for run in (undisturbed, run_dir)]
+        assert tables[0].equals(tables[1]), f"step {step}: other samples than in the undisturbed run"
+        names = list(zip(tables[1]["prompt_id"].to_pylist(), tables[1]["sample_index"].to_pylist(), strict=True))
+        assert len(set(names)) == len(names) and not seen & set(names), f"step {step}: a sample is used twice"
+        seen |= set(names)
+    return len(seen)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--config", type=Path, default=CONFIG, help="a demo, in which parallel sizes and batches are made small"
+    )
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=45, help="of both runs; must outlast the kills")
+    parser.add_argument("--lag", type=int, default=1, help="trainer.max_policy_lag")
+    parser.add_argument("--seed", type=int, default=1, help="of targets, phases and moments")
+    parser.add_argument("--folder", type=Path, required=True, help="for both runs and their logs")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    overrides = [
+        *("actor.parallel.pp_size=1", "algorithm.prompts_per_step=8", "algorithm.samples_per_prompt=4"),
+        *(f"trainer.num_steps={options.steps}", f"trainer.max_policy_lag={options.lag}"),
+        *("trainer.eval_every_steps=5", "data.num_eval_prompts=16", "trainer.save_hf_at_end=false"),
+        *("trainer.resume=auto", "checkpoint.every_steps=1", "checkpoint.keep=2"),
+    ]
+    started = time.monotonic()
+    Life(options.folder, "undisturbed", options.config, overrides).finish()
+    print(f"undisturbed: {options.steps} steps, {time.monotonic() - started:.0f} s", flush=True)
+    kills = list(kill_often(options, overrides))
+    num_samples = compare(options.folder / "killed", options.folder / "undisturbed", options.steps)
+    ended = sum(kill.exit_code is not None for kill in kills)
+    print(
+        f"{len(kills)} kills, {ended} of which ended the run, in {time.monotonic() - started:.0f} s: {options.steps} steps with the metrics "
+        f"of the undisturbed run, {num_samples} samples each used once, {sum(k.num_checkpoints for k in kills)} checkpoints found intact"
+    )
+    return 0
+
+
+def kill_often(options: argparse.Namespace, overrides: list[str]) -> Iterator[Kill]:
+    """Run to the end, killing on the way."""
+    rng = random.Random(options.seed)
+    life = Life(options.folder, "killed", options.config, overrides)
+    for number in range(options.kills):
+        target, phase = rng.choice((CONTROLLER, *TITLES)), rng.choice((START, *PHASES))
+        if phase == START:
+            time.sleep(rng.uniform(0, START_S))
+        else:
+            life.wait_for_phase(phase, rng.randint(0, 2))
+            time.sleep(rng.uniform(0, 0.25))
+        num_rows = life.num_rows()
+        target, exit_code = life.kill(target, rng)
+        assert exit_code != 0, "the run finished before its last kill; give it more --steps"
+        kill = Kill(
+            target,
+            phase,
+            num_rows,
+            exit_code,
+            0 if exit_code is None else check_checkpoints(life.run_dir / "checkpoints"),
+        )
+        print(f"kill {number + 1}: {kill}", flush=True)
+        yield kill
+        if exit_code is not None:
+            life = Life(options.folder, "killed", options.config, overrides)
+    life.finish()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        sys.exit(run_child(Path(sys.argv[2]), sys.argv[3:]))
+    sys.exit(main())
