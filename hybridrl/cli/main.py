@@ -3,7 +3,8 @@
 Commands that look at what runs have written are in ``look.py``.
 
 The only place that reads arguments. Everything that can be refused is refused here, before an engine is imported.
-Exit codes: 0 done, 1 the run failed, the engines disagree or the plan does not fit, 2 the configuration or the data is wrong, 130 interrupted.
+Exit codes: 0 done, 1 the run failed, the engines disagree or the plan does not fit, 2 the configuration or the data is wrong, 75 stopped by
+SIGUSR1 and ready to go on by the same command, 130 interrupted.
 """
 
 from __future__ import annotations
