@@ -34,59 +34,14 @@ from hybridrl.reshard.worlds import Devices, megatron_world, vllm_world
 
 PER_NODE = 8
 RANK = 3
+MODELS = Path(__file__).resolve().parents[1] / "configs" / "models"
 MEGATRON_FOLDER = Path(__file__).resolve().parents[1] / ".venv-mcore19"
 T = TypeVar("T")
 
-QWEN3_30B = {
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1e6,
-    "rms_norm_eps": 1e-6,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-}
-QWEN3_235B = QWEN3_30B | {
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 94,
-    "num_attention_heads": 64,
-    "moe_intermediate_size": 1536,
-}
-DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "vocab_size": 129280,
-    "max_position_embeddings": 163840,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-6,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 2048,
-    "norm_topk_prob": True,
-    "first_k_dense_replace": 3,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_group": 8,
-    "topk_group": 4,
-    "routed_scaling_factor": 2.5,
-}
+
+def shape(name: str) -> dict[str, object]:
+    config: dict[str, object] = json.loads((MODELS / name / "config.json").read_text())
+    return config
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +72,7 @@ def edges(first: int, last: int) -> PipelineLayout:
 CASES = (
     Case(
         "qwen3-30b-a3b 16 -> 8 x TP2",
-        QWEN3_30B,
+        shape("qwen3-30b-a3b"),
         ParallelSizes(tp=2, ep=8, dp=8),
         PipelineLayout(),
         tp=2,
@@ -129,7 +84,7 @@ CASES = (
     ),
     Case(
         "qwen3-235b-a22b 64 -> 8 x (TP8 EP8)",
-        QWEN3_235B,
+        shape("qwen3-235b-a22b"),
         ParallelSizes(tp=2, pp=8, ep=8, dp=4),
         edges(11, 11),
         tp=8,
@@ -141,7 +96,7 @@ CASES = (
     ),
     Case(
         "qwen3-235b-a22b 128 colocated -> 16 x (TP8 EP8)",
-        QWEN3_235B,
+        shape("qwen3-235b-a22b"),
         ParallelSizes(tp=2, pp=8, ep=8, dp=8),
         edges(11, 11),
         tp=8,
@@ -153,7 +108,7 @@ CASES = (
     ),
     Case(
         "deepseek-v3 256 -> 8 x (TP8 DP4 EP32)",
-        DEEPSEEK_V3,
+        shape("deepseek-v3"),
         ParallelSizes(pp=16, ep=16, dp=16),
         edges(3, 2),
         tp=8,

@@ -1,18 +1,23 @@
-"""The command line: ``hybridrl train FILE [key=value ...]``; ``sft``, ``check`` and ``parity`` likewise. ``look.py`` has those for runs.
+"""The command line: ``hybridrl train FILE [key=value ...]``; ``sft``, ``check``, ``plan``, ``parity`` and ``launch`` likewise.
+
+Commands that look at what runs have written are in ``look.py``.
 
 The only place that reads arguments. Everything that can be refused is refused here, before an engine is imported.
-Exit codes: 0 done, 1 the run failed or the engines disagree, 2 the configuration or the data is wrong, 130 interrupted.
+Exit codes: 0 done, 1 the run failed, the engines disagree or the plan does not fit, 2 the configuration or the data is wrong, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import enum
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridrl.cli.export import add_export_command
+from hybridrl.cli.launch import Launch, launch_of
+from hybridrl.cli.launch import add_options as add_launch_options
 from hybridrl.cli.look import add_look_commands
 from hybridrl.cli.number import number
 from hybridrl.config.schema import ExperimentConfig
@@ -24,6 +29,13 @@ from hybridrl.preflight.command import Command
 EXIT_OK, EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
+class PlanFormat(enum.Enum):
+    """How a prediction is printed."""
+
+    TABLES = "tables"
+    JSON = "json"
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a person asked for.
@@ -31,6 +43,8 @@ class Request:
     Attributes:
         command: What the configuration is for.
         parity: How to compare the engines, when that is asked instead of a run.
+        plan: How to print a prediction, when that is asked instead of a run.
+        launch: The Slurm job to submit, when that is asked instead of a run here.
     """
 
     path: Path
@@ -38,6 +52,8 @@ class Request:
     command: Command
     is_check_only: bool
     parity: ParityOptions | None = None
+    plan: PlanFormat | None = None
+    launch: Launch | None = None
 
 
 Run = Callable[[ExperimentConfig], int]
@@ -73,11 +89,7 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
 
 def _start(request: Request, runner: Callable[[Command], Run]) -> int:
     try:
-        checked = load_checked(request.path, request.overrides, request.command)
-        if request.is_check_only:
-            return _check(checked)
-        run = parity_check(request.parity) if request.parity is not None else runner(request.command)
-        return run(checked.config)
+        return _carry_out(request, runner)
     except ConfigError as e:
         _complain(f"{request.path}: {len(e.problems)} problem(s) in the configuration; nothing was started", e)
         return EXIT_WRONG_INPUT
@@ -101,6 +113,20 @@ def _look(parsed: argparse.Namespace) -> int:
     return code
 
 
+def _carry_out(request: Request, runner: Callable[[Command], Run]) -> int:
+    if request.plan is not None:
+        from hybridrl.cli.plan import predict
+
+        return predict(request.path, request.overrides, as_json=request.plan is PlanFormat.JSON)
+    checked = load_checked(request.path, request.overrides, request.command)
+    if request.is_check_only:
+        return _check(checked)
+    if request.launch is not None:
+        return request.launch.submit(request.path, request.overrides)
+    run = parity_check(request.parity) if request.parity is not None else runner(request.command)
+    return run(checked.config)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hybridrl", description="Reinforcement learning for mixture-of-experts models"
@@ -111,6 +137,8 @@ def _parser() -> argparse.ArgumentParser:
         ("train", "train a policy with reinforcement learning"),
         ("sft", "fine-tune on demonstrations"),
         ("check", "check a configuration and its data, and print what follows from it"),
+        ("plan", "predict memory, weight sync and step time of a configuration, before anything is started"),
+        ("launch", "submit a run to a cluster, once its configuration is checked"),
         ("parity", "compare Megatron and vLLM with transformers, operator by operator"),
     ):
         command = commands.add_parser(name, help=text, description=text)
@@ -122,6 +150,10 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--sft", action="store_true", help="check it for hybridrl sft instead of hybridrl train"
             )
+        if name == "plan":
+            command.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+        if name == "launch":
+            add_launch_options(command)
         if name == "parity":
             _add_parity_options(command)
     add_look_commands(commands)
@@ -133,7 +165,9 @@ def _request(parsed: argparse.Namespace) -> Request:
     is_check_only = parsed.command == "check"
     command_kind = Command.SFT if parsed.command == "sft" or (is_check_only and parsed.sft) else Command.TRAIN
     options = _parity_options(parsed) if parsed.command == "parity" else None
-    return Request(parsed.file, tuple(parsed.overrides), command_kind, is_check_only, options)
+    plan = (PlanFormat.JSON if parsed.json else PlanFormat.TABLES) if parsed.command == "plan" else None
+    launch = launch_of(parsed) if parsed.command == "launch" else None
+    return Request(parsed.file, tuple(parsed.overrides), command_kind, is_check_only, options, plan, launch)
 
 
 def _add_parity_options(command: argparse.ArgumentParser) -> None:

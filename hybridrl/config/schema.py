@@ -701,6 +701,25 @@ class SftConfig:
 
 
 @dataclass
+class PlanConfig:
+    """What `hybridrl plan` assumes of a run; nothing else reads it."""
+
+    cluster: str | None = setting(
+        None, "YAML file with the cluster's devices, memory and rates; configs/clusters has some", is_input_path=True
+    )
+    num_nodes: int | None = setting(None, "Nodes that there are; null plans for as many as the run needs", at_least=1)
+    mean_prompt_tokens: int | None = setting(
+        None, "Average prompt; null takes half of data.max_prompt_tokens", at_least=1
+    )
+    mean_response_tokens: int | None = setting(
+        None, "Average response, all turns; null takes half of rollout.max_response_tokens", at_least=1
+    )
+    expert_imbalance: float = setting(
+        1.3, "Tokens of the busiest expert-parallel rank over the average, of models with experts", at_least=1
+    )
+
+
+@dataclass
 class ExperimentConfig:
     """Everything that one experiment needs."""
 
@@ -723,3 +742,4 @@ class ExperimentConfig:
     checkpoint: CheckpointConfig = setting(CheckpointConfig, "Checkpoints")
     tracking: TrackingConfig = setting(TrackingConfig, "Trackers")
     sft: SftConfig = setting(SftConfig, "Supervised stage")
+    plan: PlanConfig = setting(PlanConfig, "Assumptions of the prediction")

@@ -18,7 +18,8 @@ from hybridrl.layout.shard import Place, ShardMap
 from hybridrl.reshard.parts import cut_plan
 from hybridrl.reshard.plan import Ends
 from hybridrl.reshard.planner import Planner, lower_bound_bytes
-from hybridrl.reshard.transports import Rendezvous, choose_transport
+from hybridrl.reshard.transport_choice import choose_transport
+from hybridrl.reshard.transports import Rendezvous
 from hybridrl.roles.deadline import inner_s
 from hybridrl.roles.future import wait_for_both
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from hybridrl.checkpoint.folder import CheckpointFolder
 from hybridrl.config.dump import resolved_yaml
-from hybridrl.config.schema import ExperimentConfig
+from hybridrl.config.schema import RESUME_AUTO, ExperimentConfig
 from hybridrl.controller.checkpointing import Checkpointer
 from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.model_reward import ModelScorer
@@ -23,6 +22,7 @@ from hybridrl.controller.parity import require_parity
 from hybridrl.controller.replays import ReplayFiles
 from hybridrl.controller.resuming import Resumed, checkpoints_folder, find_resumable, is_continued, load_newest
 from hybridrl.controller.startup import start_actor, start_roles
+from hybridrl.controller.stopping import EXIT_GO_ON, EXIT_INTERRUPTED, StopRequest, stop_signals
 from hybridrl.controller.supervised import train_supervised
 from hybridrl.controller.tracking import open_trackers
 from hybridrl.controller.trainer import Trainer, TrainResult
@@ -38,9 +38,15 @@ from hybridrl.rewards.score import make_scorer
 from hybridrl.roles.future import wait_for
 from hybridrl.roles.megatron_state import MegatronState
 
-_EXIT_INTERRUPTED = 130
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _HF_FOLDER = "hf"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The last line of a run, and its exit code."""
+
+    summary: str
+    exit_code: int = 0
 
 
 def train(config: ExperimentConfig) -> int:
@@ -54,7 +60,9 @@ def train(config: ExperimentConfig) -> int:
     resumable = find_resumable(config)
     stop_texts = [tokenizer.decode([token]) for token in tokenizer.stop_token_ids]
 
-    def run(recorder: RunRecorder) -> str:
+    stop = StopRequest()
+
+    def run(recorder: RunRecorder) -> Outcome:
         for note in dataset.notes:
             recorder.status(note)
         if config.trainer.parity_check:
@@ -86,17 +94,23 @@ def train(config: ExperimentConfig) -> int:
                 checkpoints=_checkpointer(config, roles.models.states, recorder, resumed),
                 start=resumed.state if resumed else None,
                 replays=ReplayFiles(config, recorder.run_dir, stop_texts),
+                stop=stop,
             )
             result = trainer.run()
+            if result.is_stopped:
+                return _stopped(config, result)
             if config.trainer.save_hf_at_end:
                 recorder.status("writing the trained policy")
                 exported = (recorder.run_dir / _HF_FOLDER).absolute()
                 shutil.rmtree(exported, ignore_errors=True)  # of the steps before those that a continued run has added
                 wait_for(roles.models.actor.save_checkpoint(exported))
-        return _summary(result)
+        return Outcome(_summary(result))
 
     num_steps = config.trainer.num_steps
-    return _recorded(config, num_steps, _what_starts(config), run, tokenizer.decode, is_continued=is_continued(config))
+    with stop.listen():
+        return _recorded(
+            config, num_steps, _what_starts(config), run, tokenizer.decode, is_continued=is_continued(config)
+        )
 
 
 def sft(config: ExperimentConfig) -> int:
@@ -111,7 +125,7 @@ def sft(config: ExperimentConfig) -> int:
     tokenizer = load_tokenizer(Path(config.model.path))
     demonstrations = open_demonstrations(config.data, tokenizer, config.sft.tool_fraction, config.seed)
 
-    def run(recorder: RunRecorder) -> str:
+    def run(recorder: RunRecorder) -> Outcome:
         num_steps = config.sft.num_steps
         with start_actor(config, num_steps, recorder.run_dir) as actor:
             train_supervised(
@@ -119,7 +133,7 @@ def sft(config: ExperimentConfig) -> int:
             )
             recorder.status("writing the checkpoint")
             wait_for(actor.save_checkpoint(output.absolute()))
-        return f"checkpoint: {output}"
+        return Outcome(f"checkpoint: {output}")
 
     return _recorded(
         config, config.sft.num_steps, f"starting {_ranks(megatron_roles(config)[:1])}", run, tokenizer.decode
@@ -130,7 +144,7 @@ def _recorded(
     config: ExperimentConfig,
     num_steps: int,
     status: str,
-    run: Callable[[RunRecorder], str],
+    run: Callable[[RunRecorder], Outcome],
     decode: Decode = str,
     *,
     is_continued: bool = False,
@@ -140,16 +154,16 @@ def _recorded(
         Path(config.runs_dir), config.name, resolved_yaml(config), num_steps, decode=decode, is_continued=is_continued
     )
     try:
-        with _stop_signals(), recorder:
+        with stop_signals(), recorder:
             for tracker in open_trackers(config, recorder.run_dir):
                 recorder.track(tracker)
             recorder.status(status)
-            summary = run(recorder)
+            outcome = run(recorder)
     except KeyboardInterrupt:
         print(f"interrupted; report: {recorder.close()}", flush=True)
-        return _EXIT_INTERRUPTED
-    print(f"{summary} report: {recorder.close()}", flush=True)
-    return 0
+        return EXIT_INTERRUPTED
+    print(f"{outcome.summary} report: {recorder.close()}", flush=True)
+    return outcome.exit_code
 
 
 def _checkpointer(
@@ -164,21 +178,14 @@ def _checkpointer(
     return Checkpointer(config.checkpoint, folder, models, recorder, Path(config.model.path))
 
 
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Turn the first Ctrl-C or SIGTERM into KeyboardInterrupt, and let no second one disturb the clean-up, which is bounded."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in _STOP_SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in _STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _stopped(config: ExperimentConfig, result: TrainResult) -> Outcome:
+    """Say how to go on; the exit code asks for the same command again only where that would go on."""
+    after = f"stopped after step {result.num_steps}"
+    if not config.checkpoint.every_steps:
+        return Outcome(f"{after} without a checkpoint (checkpoint.every_steps is 0);", EXIT_INTERRUPTED)
+    if config.trainer.resume != RESUME_AUTO:
+        return Outcome(f"{after}; go on from its checkpoint with trainer.resume=auto;", EXIT_INTERRUPTED)
+    return Outcome(f"{after}; the same command goes on from its checkpoint;", EXIT_GO_ON)
 
 
 def _summary(result: TrainResult) -> str:

@@ -49,6 +49,7 @@ from hybridrl.controller.metrics import StepOutcome, step_metrics
 from hybridrl.controller.mismatch import check_mismatch, measure
 from hybridrl.controller.models import Models
 from hybridrl.controller.run_state import RunState
+from hybridrl.controller.stopping import StopRequest
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError
 from hybridrl.observability.records import Metric
@@ -62,11 +63,13 @@ class TrainResult:
     Attributes:
         first_accuracy: Before training; None when nothing was evaluated.
         last_accuracy: Of the last evaluation.
+        is_stopped: Whether it was asked to end before it was over.
     """
 
     num_steps: int
     first_accuracy: float | None
     last_accuracy: float | None
+    is_stopped: bool = False
 
 
 class Trainer:
@@ -76,6 +79,7 @@ class Trainer:
         reference: For algorithms that need one.
         critic: For algorithms that need values.
         critic_warmup_steps: First steps, in which the actor is not updated.
+        stop: Ends the run after the step under way once it is made.
         start: Where to go on; the roles hold that version, and the prompts stand where it says. None starts at step 0.
         replays: Writes chosen steps to files.
     """
@@ -98,6 +102,7 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         start: RunState | None = None,
         replays: StepReplays | None = None,
+        stop: StopRequest | None = None,
     ) -> None:
         self._config = config
         self._batching = algorithm
@@ -114,6 +119,7 @@ class Trainer:
         self._evaluator = evaluator
         self._recorder = recorder
         self._replays = replays
+        self._stop = stop
         self._schedule = EvaluationSchedule(config.eval_every_steps, config.num_steps)
         self._in_flight: deque[Future[list[Sample]]] = deque()
         self._checkpoints = checkpoints
@@ -136,15 +142,17 @@ class Trainer:
         if self._schedule.is_on and not self._num_steps_taken:
             self._evaluate(version=0)
         self._recorder.start_steps()
-        while not self._is_over:
+        is_stopped = self._is_stop_asked
+        while not (self._is_over or is_stopped):
             self._step(self._num_steps_taken)
             self._num_steps_taken += 1
+            is_stopped = self._is_stop_asked
             if self._checkpoints:
-                self._checkpoints.after_step(self._state(), is_last=self._is_over)
+                self._checkpoints.after_step(self._state(), is_last=self._is_over or is_stopped)
         if self._checkpoints:
             self._checkpoints.finish()
         first, last = (self._accuracies[0], self._accuracies[-1]) if self._accuracies else (None, None)
-        return TrainResult(self._num_steps_taken, first, last)
+        return TrainResult(self._num_steps_taken, first, last, is_stopped and not self._is_over)
 
     def _state(self) -> RunState:
         return RunState(
@@ -260,3 +268,7 @@ class Trainer:
         if self._num_steps_taken >= self._config.num_steps:
             return True
         return goal is not None and bool(self._accuracies) and self._accuracies[-1] >= goal
+
+    @property
+    def _is_stop_asked(self) -> bool:
+        return self._stop is not None and self._stop.is_made

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import operator
 from dataclasses import dataclass
 
 
@@ -54,7 +55,7 @@ class Box:
     @property
     def shape(self) -> tuple[int, ...]:
         """Extent per dimension."""
-        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+        return tuple(map(operator.sub, self.stop, self.start))
 
     @property
     def num_elements(self) -> int:

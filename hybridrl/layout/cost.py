@@ -36,9 +36,11 @@ class SequenceCost:
 
 def sequence_cost(spec: ModelSpec) -> SequenceCost:
     """Return the cost of sequences under a model."""
-    linear = float(spec.hidden_size * (spec.value_head.num_labels if spec.value_head else spec.vocab_size))
+    outputs = spec.value_head.num_labels if spec.value_head else spec.vocab_size
+    projections = sum(2 * spec.hidden_size for _ in spec.mtp_layers)
+    linear = float(spec.hidden_size * (outputs * (1 + len(spec.mtp_layers)) + projections))
     quadratic = 0.0
-    for layer in spec.layers:
+    for layer in (*spec.layers, *(mtp.layer for mtp in spec.mtp_layers)):
         linear += _attention_linear(layer.attention) + _mlp_linear(layer.mlp)
         quadratic += _attention_quadratic(layer.attention)
     return SequenceCost(linear, quadratic)

@@ -129,16 +129,28 @@ class MoeMlp:
 
     def tensors(self) -> Iterator[CanonicalTensor]:
         """Yield the tensors of the checkpoint."""
+        yield from self.router_tensors()
+        yield from self.routed_tensors()
+        yield from self.shared_tensors()
+
+    def router_tensors(self) -> Iterator[CanonicalTensor]:
+        """Yield the tensors of the router."""
         yield CanonicalTensor(self.router, (self.num_experts, self.hidden_size))
         if self.router_bias:
             yield CanonicalTensor(self.router_bias, (self.num_experts,))
         if self.correction_bias:
             yield CanonicalTensor(self.correction_bias, (self.num_experts,), dtype=DType.FLOAT32)
+
+    def routed_tensors(self) -> Iterator[CanonicalTensor]:
+        """Yield the tensors of the routed experts, which expert parallelism spreads."""
         if self.storage is ExpertStorage.STACKED:
             yield from self._stacked_tensors()
         else:
             for index in range(self.num_experts):
                 yield from self.expert(index).tensors()
+
+    def shared_tensors(self) -> Iterator[CanonicalTensor]:
+        """Yield the tensors of the experts that all tokens share."""
         if self.shared:
             yield from self.shared.tensors()
         if self.shared_gate:

@@ -19,13 +19,22 @@ _NAMES = ("score", "classifier")
 _NEW_HEAD = ValueHead("score.weight", "score.bias", num_labels=1)
 
 
+def new_value_model_spec(folder: Path) -> ModelSpec:
+    """Declare the model in `folder` with a new value head, from its configuration alone.
+
+    Raises:
+        LayoutError: When the configuration cannot be read.
+    """
+    return replace(read_model_spec(folder), value_head=_NEW_HEAD)
+
+
 def read_value_model_spec(folder: Path) -> ModelSpec:
     """Declare the model in `folder` with the value head that its files have, or else a new one of one label.
 
     Raises:
         LayoutError: When the configuration or the weights cannot be read, or the head is no linear layer of the model's size.
     """
-    spec = read_model_spec(folder)
+    spec = new_value_model_spec(folder)
     return replace(spec, value_head=_find_head(read_checkpoint_index(folder), spec, folder) or _NEW_HEAD)
 
 

@@ -33,12 +33,17 @@ from hybridrl.preflight.sampling import check_sampling
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A configuration without known problems, and what follows from it."""
+    """A configuration without known problems, and what follows from it.
+
+    Attributes:
+        needs: What keeps it from running here although it can be planned; empty unless it was checked for that alone.
+    """
 
     config: ExperimentConfig
     command: Command
     spec: ModelSpec
     batch: BatchArithmetic
+    needs: tuple[str, ...] = ()
 
     def summary(self) -> str:
         """Describe the run in a few lines: model, ranks and batch arithmetic."""
@@ -73,8 +78,20 @@ def load_checked(path: Path, overrides: Sequence[str], command: Command) -> Chec
     return check_draft(read_draft(path, overrides), command)
 
 
-def check_draft(draft: Draft, command: Command) -> Checked:
+def load_planned(path: Path, overrides: Sequence[str]) -> Checked:
+    """Load and check a configuration that is to be planned and not run: its files, packages and hardware need not be here.
+
+    Raises:
+        ConfigError: Listing every problem, what a run would need included.
+    """
+    return check_draft(read_draft(path, overrides), Command.TRAIN, is_plan=True)
+
+
+def check_draft(draft: Draft, command: Command, *, is_plan: bool = False) -> Checked:
     """Check what no key can be checked for alone.
+
+    Args:
+        is_plan: Whether what only a run needs is noted instead of refused.
 
     Raises:
         ConfigError: Listing the problems of the draft and those found here.
@@ -92,7 +109,7 @@ def check_draft(draft: Draft, command: Command) -> Checked:
     check_optimizer(report, config, command)
     check_modes(report, config, command)
     problems = [*draft.problems, *report.problems]
-    if problems:
+    if len(problems) > (len(report.needs) if is_plan else 0):
         raise ConfigError(problems)
     assert spec is not None, "a model that could not be read is a problem"
-    return Checked(config, command, spec, batch)
+    return Checked(config, command, spec, batch, tuple(report.needs))

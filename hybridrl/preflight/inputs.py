@@ -49,7 +49,7 @@ def _check_file(report: Report, key: str, path: str | None, *, is_needed: bool) 
     elif Path(path).is_dir():
         return
     elif not Path(path).is_file():
-        report.add(key, path, _EXPECTED_FILE, "there is no such file: correct the path")
+        report.add(key, path, _EXPECTED_FILE, "there is no such file: correct the path", is_need=True)
     elif Path(path).suffix not in _SUFFIXES:
         report.add(key, path, _EXPECTED_FILE, "convert the file or correct its suffix")
 

@@ -86,7 +86,7 @@ def _check_weights(report: Report, config: ExperimentConfig, command: Command, s
     try:
         checkpoint_shard_map(read_checkpoint_index(folder), spec, str(folder))
     except LayoutError as e:
-        report.add("model.path", folder, "the model's weights", str(e), related=("model.init",))
+        report.add("model.path", folder, "the model's weights", str(e), related=("model.init",), is_need=True)
 
 
 def check_degrees(report: Report, section: str, parallel: ParallelConfig, spec: ModelSpec) -> None:

@@ -21,14 +21,15 @@ def check_platform(report: Report, config: ExperimentConfig, command: Command) -
 def _refuse_training_on_gpus(report: Report) -> None:
     """Refuse what no run has shown; this function goes when a run on GPUs has."""
     expected = "cpu: training on GPUs is not supported yet, since no run on them was tested"
-    report.add("platform", "cuda", expected, "set it to cpu")
+    report.add("platform", "cuda", expected, "set it to cpu", is_need=True)
 
 
 def _check_devices_are_not_shared(report: Report, config: ExperimentConfig) -> None:
     if _is_shared(config.placement):
         pool = config.placement.rollout
         expected = "a pool other than that of placement.actor, since platform is cuda: weights do not move between two processes on one device (no CUDA IPC)"
-        report.add("placement.rollout", pool, expected, "name another", related=("platform", "placement.actor"))
+        related = ("platform", "placement.actor")
+        report.add("placement.rollout", pool, expected, "name another", related=related, is_need=True)
 
 
 def _is_shared(placement: PlacementConfig) -> bool:

@@ -11,20 +11,38 @@ from hybridrl.errors import ConfigError
 
 @dataclass(slots=True)
 class Report:
-    """Problems that no key has alone."""
+    """Problems that no key has alone.
+
+    Attributes:
+        needs: Those among `problems` that only a run has: files, packages and hardware that are not there.
+    """
 
     draft: Draft
     problems: list[str] = field(default_factory=list)
+    needs: list[str] = field(default_factory=list)
 
-    def add(self, key: str, got: object, expected: str, next_step: str, *, related: Sequence[str] = ()) -> None:
+    def add(
+        self,
+        key: str,
+        got: object,
+        expected: str,
+        next_step: str,
+        *,
+        related: Sequence[str] = (),
+        is_need: bool = False,
+    ) -> None:
         """Note that the value of a key does not fit.
 
         Args:
             related: Other keys that the problem depends on. When one of all these keys is broken, the problem may be a
                 consequence of that and is left out.
+            is_need: Whether only a run has the problem.
         """
         if not any(self.draft.is_broken(name) for name in (key, *related)):
-            self.problems.append(f"{self.draft.where(key)}: {key}: got {got}, expected {expected}; {next_step}")
+            problem = f"{self.draft.where(key)}: {key}: got {got}, expected {expected}; {next_step}"
+            self.problems.append(problem)
+            if is_need:
+                self.needs.append(problem)
 
     def add_error(self, key: str, error: ConfigError) -> None:
         """Note what a check of a key's value raised."""

@@ -32,7 +32,7 @@ def check_reward(report: Report, config: ExperimentConfig) -> None:
     for key, package in _PACKAGES.items():
         if weights[key] > 0 and importlib.util.find_spec(package) is None:
             expected = f"0, since the package {package} is not installed"
-            report.add(key, weights[key], expected, "install it, see docs/rewards.md")
+            report.add(key, weights[key], expected, "install it, see docs/rewards.md", is_need=True)
 
 
 def unread_of_reward(reward: RewardConfig) -> Iterator[tuple[str, str]]:

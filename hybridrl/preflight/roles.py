@@ -12,7 +12,7 @@ from hybridrl.layout.checkpoint import checkpoint_shard_map, read_checkpoint_ind
 from hybridrl.layout.features import training_obstacles
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.roles import ModelRole, PlacedRole, by_pool, megatron_roles
-from hybridrl.layout.value_model import backbone, read_value_model_spec
+from hybridrl.layout.value_model import backbone, new_value_model_spec, read_value_model_spec
 from hybridrl.preflight.batch import check_budget
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.model import check_degrees
@@ -109,11 +109,16 @@ def _check_value_model(
     if report.draft.is_broken("model.path") or report.draft.is_broken(key):
         return None
     try:
-        spec = read_value_model_spec(folder)
-        has_head = _check_weights(folder, spec)
+        spec = new_value_model_spec(folder)
     except LayoutError as e:
         report.add(key, folder, "a checkpoint to start from", str(e), related=related)
         return None
+    try:
+        spec = read_value_model_spec(folder)
+        has_head = _check_weights(folder, spec)
+    except LayoutError as e:
+        report.add(key, folder, "a checkpoint to start from", str(e), related=related, is_need=True)
+        return spec
     for obstacle in training_obstacles(spec):
         got = f"a {spec.family} model with {obstacle}"
         report.add(key, got, "features that the Megatron engine runs", "use another model", related=related)

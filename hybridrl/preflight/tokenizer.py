@@ -25,7 +25,8 @@ def check_tokenizer(report: Report, config: ExperimentConfig, command: Command, 
         if command is Command.TRAIN:
             _check_reward_is_in_reach(task, tokenizer, folder)
     except DataError as e:
-        report.add("model.path", folder, f"a tokenizer for data.task {task.value}", str(e), related=("data.task",))
+        expected = f"a tokenizer for data.task {task.value}"
+        report.add("model.path", folder, expected, str(e), related=("data.task",), is_need=True)
         return None
     return tokenizer
 

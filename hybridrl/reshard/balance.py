@@ -66,7 +66,8 @@ class Deal:
 
     def sources(self) -> IntArray:
         """Return the source of each piece."""
-        return np.resize(np.array(self.members, dtype=np.int64), len(self.pieces))
+        turns: IntArray = np.array(self.members, dtype=np.int64)[np.arange(len(self.pieces)) % len(self.members)]
+        return turns
 
     def pieces_of(self, source: int) -> IntArray:
         """Return the pieces that a source serves."""

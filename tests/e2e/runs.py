@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 
 from hybridrl.config.schema import ExperimentConfig
+from hybridrl.layout.families import read_model_spec
+from hybridrl.planning.cluster import read_cluster
+from hybridrl.planning.weight_sync import plan_weight_sync
 from hybridrl.preflight.check import load_checked
 from hybridrl.preflight.command import Command
 
@@ -22,6 +25,12 @@ def demo_config(runs_dir: Path, name: str, *overrides: str, path: Path = CALC) -
 def one_rank(*overrides: str) -> tuple[str, ...]:
     """Return the overrides for a single training rank."""
     return tuple(f"actor.parallel.{axis}_size=1" for axis in ("tp", "pp", "ep")) + overrides
+
+
+def planned_wire_bytes(config: ExperimentConfig) -> int:
+    """Return what `hybridrl plan` says that a weight sync puts on the wire."""
+    spec = read_model_spec(Path(config.model.path))
+    return plan_weight_sync(config, spec, read_cluster(CALC.parents[1] / "clusters" / "cpu.yaml")).price.wire_bytes
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:

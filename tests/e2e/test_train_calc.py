@@ -15,7 +15,7 @@ from hybridrl.cli.main import main
 from hybridrl.controller.run import train
 from hybridrl.replay.recompute import replay
 from hybridrl.replay.step_file import read_step
-from tests.e2e.runs import demo_config, one_rank, read_metrics
+from tests.e2e.runs import demo_config, one_rank, planned_wire_bytes, read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -55,6 +55,13 @@ def test_every_sync_is_verified_and_moves_the_lower_bound_and_both_engines_agree
         assert row["lag/max"] == 0
     expected = {"rollout", "reward", "old_logprobs", "advantages", "train", "weight_sync", "step"}
     assert {f"time_s/{name}" for name in expected} <= steps[0].keys()
+
+
+def test_every_sync_moves_the_bytes_that_were_planned_before_the_run(parallel: Path, single: Path) -> None:
+    for run_dir, overrides in ((parallel, ()), (single, one_rank())):
+        measured = [row["weight_sync/wire_bytes"] for row in read_metrics(run_dir) if "actor/loss" in row]
+        planned = planned_wire_bytes(demo_config(run_dir.parent, run_dir.name, *overrides))
+        assert measured == [planned] * len(measured) and measured
 
 
 def test_reward_and_held_out_accuracy_climb(parallel: Path) -> None:

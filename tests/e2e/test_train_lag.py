@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hybridrl.controller.run import train
-from tests.e2e.runs import demo_config, one_rank, read_metrics
+from tests.e2e.runs import demo_config, one_rank, planned_wire_bytes, read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -20,11 +20,12 @@ def test_with_max_policy_lag_1_samples_are_one_version_old_and_never_two(tmp_pat
         "weight_sync.transport=gloo",
         "trainer.num_steps=4",
     )
-    assert train(demo_config(tmp_path, "lag", *overrides)) == 0
+    config = demo_config(tmp_path, "lag", *overrides)
+    assert train(config) == 0
     rows = read_metrics(tmp_path / "lag")
     assert [row["lag/max"] for row in rows] == [0, 1, 1, 1]
     assert [row["lag/mean"] for row in rows] == [0, 1, 1, 1]
     for row in rows:
         assert row["weight_sync/verified"] is True
-        assert row["weight_sync/wire_bytes"] == row["weight_sync/lower_bound_bytes"]
+        assert row["weight_sync/wire_bytes"] == row["weight_sync/lower_bound_bytes"] == planned_wire_bytes(config)
     assert rows[-1]["reward/mean"] > rows[0]["reward/mean"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridrl.cli import launch
+from hybridrl.cli.launch import Launch
 from tests.e2e.runs import CALC, one_rank, read_metrics
 from tests.slurm.cluster import SlurmCluster, has_ended, missing_programs, slurm_cluster
 
@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(missing_programs()), reason=f"not installed: {', '.join(missing_programs())}"),
 ]
+GO_ON = ("checkpoint.every_steps=5", "trainer.resume=auto")
 SHORT = (
     "trainer.num_steps=2",
     "trainer.eval_every_steps=0",
@@ -25,8 +26,10 @@ SHORT = (
 
 
 def submit(cluster: SlurmCluster, num_nodes: int, *overrides: str, options: tuple[str, ...] = ()) -> str:
-    job = launch.SlurmJob(CALC, (*SHORT, *overrides), num_nodes, options=options)
-    return cluster.call(*job.command())
+    settings = dict(setting.split("=", 1) for setting in (*SHORT, *overrides))
+    return cluster.call(
+        *Launch(num_nodes, options=options).command(CALC, [f"{key}={value}" for key, value in settings.items()])
+    )
 
 
 def test_two_nodes_train_together(tmp_path: Path) -> None:
@@ -48,3 +51,55 @@ def test_an_unfit_node_is_excluded_and_the_job_runs_on_the_other(tmp_path: Path)
         assert state["JobState"] == "COMPLETED" and state["Restarts"] == "1", log
         assert state["ExcNodeList"] == "n0" and state["NodeList"] == "n1"
         assert "n0: " in log and "GiB free in /dev/shm, expected 1000000" in log
+
+
+def steps_of(cluster: SlurmCluster) -> list[int]:
+    return [int(row["step"]) for row in read_metrics(cluster.folder / "runs" / "run")]
+
+
+def has_checkpoint(cluster: SlurmCluster) -> bool:
+    return any((cluster.folder / "runs" / "run" / "checkpoints").glob("step_*/manifest.json"))
+
+
+def train_undisturbed(cluster: SlurmCluster, num_steps: int) -> list[dict[str, float]]:
+    """Return the metrics of the run that is not stopped, less what tells the time."""
+    job = submit(cluster, 1, *one_rank(), f"trainer.num_steps={num_steps}", "name=undisturbed")
+    assert cluster.wait(job, has_ended, 400)["JobState"] == "COMPLETED", cluster.log(job)
+    return without_times(cluster.folder / "runs" / "undisturbed")
+
+
+def without_times(folder: Path) -> list[dict[str, float]]:
+    return [
+        {
+            name: value
+            for name, value in row.items()
+            if "time_s" not in name and "seconds" not in name and "per_s" not in name
+        }
+        for row in read_metrics(folder)
+    ]
+
+
+def test_before_the_time_limit_a_job_saves_and_goes_on_in_the_queue(tmp_path: Path) -> None:
+    """The limit of a minute comes in the midst of 60 steps, and the signal before it."""
+    with slurm_cluster(tmp_path) as cluster:
+        options = ("--time=1", "--signal=B:USR1@25")
+        job = submit(cluster, 1, *one_rank(), *GO_ON, "trainer.num_steps=60", options=options)
+        cluster.wait(job, lambda state: int(state["Restarts"]) >= 1, 200)
+        assert "the same command goes on from its checkpoint" in cluster.log(job)
+        done = len(steps_of(cluster))
+        assert 0 < done < 60
+        cluster.call("scontrol", "update", f"JobId={job}", "TimeLimit=30")
+        assert cluster.wait(job, has_ended, 400)["JobState"] == "COMPLETED", cluster.log(job)
+        assert steps_of(cluster) == list(range(60))
+        assert without_times(tmp_path / "runs" / "run") == train_undisturbed(cluster, 60)
+
+
+def test_a_job_whose_node_dies_goes_on_on_another(tmp_path: Path) -> None:
+    with slurm_cluster(tmp_path) as cluster:
+        job = submit(cluster, 1, *one_rank(), *GO_ON, "trainer.num_steps=30")
+        cluster.wait(job, lambda state: has_checkpoint(cluster), 200)
+        cluster.kill_node(cluster.state(job)["NodeList"])
+        state = cluster.wait(job, has_ended, 400)
+        assert state["JobState"] == "COMPLETED" and int(state["Restarts"]) >= 1, cluster.log(job)
+        assert steps_of(cluster) == list(range(30))
+        assert without_times(tmp_path / "runs" / "run") == train_undisturbed(cluster, 30)

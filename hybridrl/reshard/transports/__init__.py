@@ -7,7 +7,7 @@ silent becomes a :class:`ReshardError` that names both ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -147,22 +147,6 @@ def remove_leftovers(session: str) -> None:
     """Remove from this host what ranks of `session` left that died while they connected; call it when they are gone."""
     for path in SHARED_MEMORY.glob(f"hybridrl-{session}-*"):
         path.unlink(missing_ok=True)
-
-
-def choose_transport(sources: Sequence[Place], destinations: Sequence[Place], *, is_cuda: bool) -> str:
-    """Return the kind for weight_sync.transport auto.
-
-    Inside a node shm, or cuda_ipc between devices; between nodes gloo, or nccl. A CPU plan with both kinds of pairs routes each
-    by its own way (mixed), as do destinations that share a node away from the sources, since they may relay.
-    """
-    nodes = {place.node for place in (*sources, *destinations)}
-    if is_cuda:
-        return "cuda_ipc" if len(nodes) == 1 else "nccl"
-    if len(nodes) == 1:
-        return "shm"
-    taking = [place.node for place in destinations]
-    is_mixed = len(set(taking)) < len(taking) or bool({place.node for place in sources} & set(taking))
-    return "mixed" if is_mixed else "gloo"
 
 
 def check_label(got: Label, expected: Label, sender: Place, receiver: Place) -> None:

@@ -98,10 +98,12 @@ class FakeCheckpoints:
     """Keeps the state after every step."""
 
     states: list[RunState] = field(default_factory=list)
+    is_last: list[bool] = field(default_factory=list)
     is_finished: bool = False
 
     def after_step(self, state: RunState, *, is_last: bool) -> None:
         self.states.append(state)
+        self.is_last.append(is_last)
 
     def finish(self) -> None:
         self.is_finished = True

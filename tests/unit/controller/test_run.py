@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hybridrl.config.schema import ExperimentConfig
-from hybridrl.controller.run import _recorded, _summary
+from hybridrl.controller.run import Outcome, _recorded, _stopped, _summary
 from hybridrl.controller.trainer import TrainResult
 from hybridrl.observability.recorder import RunRecorder
 
@@ -21,7 +21,7 @@ def _config(tmp_path: Path) -> ExperimentConfig:
 def test_the_last_line_says_accuracy_before_and_after_and_where_the_report_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = _recorded(_config(tmp_path), 1, "starting", lambda recorder: _summary(TrainResult(1, 0.25, 0.953)))
+    code = _recorded(_config(tmp_path), 1, "starting", lambda recorder: Outcome(_summary(TrainResult(1, 0.25, 0.953))))
     assert code == 0
     last = capsys.readouterr().out.strip().splitlines()[-1]
     assert last == f"eval/accuracy 0.953 (was 0.250) report: {tmp_path / 'demo' / 'report.html'}"
@@ -33,14 +33,14 @@ def test_a_stop_signal_ends_the_run_once_and_leaves_its_folder_whole(
 ) -> None:
     cleaned = []
 
-    def run(recorder: RunRecorder) -> str:
+    def run(recorder: RunRecorder) -> Outcome:
         recorder.record_step(0, {"reward/mean": 0.5}, [])
         try:
             os.kill(os.getpid(), number)
         finally:
             os.kill(os.getpid(), number)  # a second one does not disturb the clean-up
             cleaned.append(True)
-        return "not reached"
+        return Outcome("not reached")
 
     before = signal.getsignal(number)
     assert _recorded(_config(tmp_path), 1, "starting", run) == 130
@@ -53,9 +53,25 @@ def test_a_stop_signal_ends_the_run_once_and_leaves_its_folder_whole(
 
 
 def test_an_error_passes_through_and_the_report_is_written(tmp_path: Path) -> None:
-    def run(recorder: RunRecorder) -> str:
+    def run(recorder: RunRecorder) -> Outcome:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
         _recorded(_config(tmp_path), 1, "starting", run)
     assert (tmp_path / "demo" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("every_steps", "resume", "code", "words"),
+    [
+        (5, "auto", 75, "stopped after step 7; the same command goes on from its checkpoint;"),
+        (5, "never", 130, "stopped after step 7; go on from its checkpoint with trainer.resume=auto;"),
+        (0, "auto", 130, "stopped after step 7 without a checkpoint (checkpoint.every_steps is 0);"),
+    ],
+)
+def test_only_a_run_that_would_go_on_asks_for_the_same_command(
+    tmp_path: Path, every_steps: int, resume: str, code: int, words: str
+) -> None:
+    config = _config(tmp_path)
+    config.checkpoint.every_steps, config.trainer.resume = every_steps, resume
+    assert _stopped(config, TrainResult(7, None, None, is_stopped=True)) == Outcome(words, code)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +22,9 @@ from hybridrl.config.schema import (
 )
 from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.run_state import RunState, read_run_state, write_run_state
+from hybridrl.controller.stopping import StopRequest
 from hybridrl.controller.trainer import Trainer, TrainResult
+from hybridrl.data.batch import PolicyBatch
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError, EngineError
 from hybridrl.rewards.result import RewardResult
@@ -29,10 +33,12 @@ from tests.unit.controller.fakes import (
     AlternatingScorer,
     FakeCheckpoints,
     FakeCritic,
+    FakeFuture,
     FakePrompts,
     FakeRecorder,
     FakeReference,
     FakeReplays,
+    FakeUpdate,
     World,
     make_prompt,
     make_rewards,
@@ -56,6 +62,7 @@ def _trainer(
     checkpoints: FakeCheckpoints | None = None,
     start: RunState | None = None,
     replays: FakeReplays | None = None,
+    stop: StopRequest | None = None,
     **settings: object,
 ) -> Trainer:
     config = TrainerConfig(**{"num_steps": 3, "eval_every_steps": 0} | settings)
@@ -86,6 +93,7 @@ def _trainer(
         checkpoints=checkpoints,
         start=start,
         replays=replays,
+        stop=stop,
     )
 
 
@@ -221,6 +229,26 @@ def test_a_failed_update_ends_the_run_with_the_ranks_error_and_no_sync() -> None
     with pytest.raises(EngineError, match=r"actor rank 1 failed in phase update:\nValueError: bad row"):
         _trainer(world, FakeRecorder()).run()
     assert "sync v2" not in world.diary
+
+
+class AskedToStop(World):
+    """SIGUSR1 comes while the second step updates the policy."""
+
+    def update(self, batch: PolicyBatch, *, want_logprobs: bool = False) -> FakeFuture[FakeUpdate]:
+        if self.trainer_version == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return super().update(batch, want_logprobs=want_logprobs)
+
+
+def test_a_stop_that_is_asked_for_waits_for_the_step_and_its_checkpoint() -> None:
+    stop, checkpoints, recorder = StopRequest(), FakeCheckpoints(), FakeRecorder()
+    with stop.listen():
+        trainer = _trainer(AskedToStop(), recorder, checkpoints=checkpoints, stop=stop)
+        result = trainer.run()
+    assert (result.num_steps, result.is_stopped) == (2, True)
+    assert [step for step, *_ in recorder.steps] == [0, 1]
+    assert [state.step for state in checkpoints.states] == [1, 2] and checkpoints.is_finished
+    assert checkpoints.is_last == [False, True]
 
 
 def test_ctrl_c_passes_through_the_loop_and_keeps_the_finished_steps() -> None:

@@ -13,7 +13,7 @@ from hybridrl.reshard.executor import compare_reports
 from hybridrl.reshard.planner import Planner, build_plan, lower_bound_bytes
 from hybridrl.reshard.pricing import price_plan
 from hybridrl.reshard.topology import H100_CLUSTER, LinkClass
-from hybridrl.reshard.transports import choose_transport
+from hybridrl.reshard.transport_choice import choose_transport
 from hybridrl.reshard.transports.gloo import GlooTransport
 from hybridrl.reshard.transports.inbox import HEADER_BYTES
 from hybridrl.reshard.worlds import Devices, megatron_world, vllm_world

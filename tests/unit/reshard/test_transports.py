@@ -10,7 +10,8 @@ from hybridrl.errors import ReshardError
 from hybridrl.layout.parallel import ParallelSizes
 from hybridrl.reshard.executor import Receiver, Sender, TensorSink, compare_reports
 from hybridrl.reshard.planner import Planner, build_plan
-from hybridrl.reshard.transports import Endpoint, choose_transport, open_transport
+from hybridrl.reshard.transport_choice import choose_transport
+from hybridrl.reshard.transports import Endpoint, open_transport
 from hybridrl.reshard.transports.inbox import HEADER_BYTES, inboxes
 from tests.unit.reshard.test_executor import CANONICAL, GENERATION, TRAINING, equal, sides
 from tests.unit.reshard.test_planner import world
