@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridrl.cli.number import number
-from hybridrl.errors import EngineError
+from hybridrl.config.schema import RESUME_AUTO, ExperimentConfig, Platform
+from hybridrl.errors import ConfigError, EngineError
+from hybridrl.planning.pools import count_devices
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "slurm" / "train.sbatch"
 SUBMIT_TIMEOUT_S = 60
+DEFAULT_STOP_BEFORE_S = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class Launch:
     Attributes:
         gpus_per_node: 0 on a cluster of CPUs.
         container: ``pyxis:IMAGE`` or ``apptainer:IMAGE``; none when None.
-        num_chained: Jobs that run one after another, each resuming where the one before stopped.
+        num_chained: Jobs that run one after another, each going on where the one before stopped.
+        stop_before_s: How long before the time limit the job is told to save and stop.
         options: Further options of sbatch.
     """
 
@@ -39,13 +43,32 @@ class Launch:
     account: str | None = None
     container: str | None = None
     num_chained: int = 1
+    stop_before_s: int = DEFAULT_STOP_BEFORE_S
     options: tuple[str, ...] = ()
     is_dry_run: bool = False
+
+    def _check(self, experiment: ExperimentConfig) -> None:
+        problems = []
+        num_devices, wanted = self.num_nodes * self.gpus_per_node, count_devices(experiment)
+        if experiment.platform is Platform.CUDA and num_devices < wanted:
+            problems.append(
+                f"--nodes {self.num_nodes}, --gpus-per-node {self.gpus_per_node}: {num_devices} GPUs, the configuration needs {wanted}"
+            )
+        if self.num_chained > 1 and not _goes_on(experiment):
+            problems.append(
+                f"--chain {self.num_chained}: each job would start over; set checkpoint.every_steps and "
+                f"trainer.resume={RESUME_AUTO}"
+            )
+        if not SCRIPT.is_file():
+            problems.append(f"{SCRIPT} is missing; launch from a checkout")
+        if problems:
+            raise ConfigError(problems)
 
     def command(self, config: Path, overrides: Sequence[str]) -> list[str]:
         """Return the call of sbatch, which prints the number of the job; `config` is relative to the folder of the call."""
         named = {"partition": self.partition, "account": self.account, "time": self.time}
         settings = [f"--{name}={value}" for name, value in named.items() if value is not None]
+        settings.append(f"--signal=B:USR1@{self.stop_before_s}")
         if self.gpus_per_node:
             settings.append(f"--gpus-per-node={self.gpus_per_node}")
         if self.container is not None:
@@ -53,13 +76,17 @@ class Launch:
         script = [str(SCRIPT), str(config), *overrides]
         return ["sbatch", "--parsable", f"--nodes={self.num_nodes}", *settings, *self.options, *script]
 
-    def submit(self, config: Path, overrides: Sequence[str]) -> int:
+    def submit(self, config: Path, overrides: Sequence[str], experiment: ExperimentConfig) -> int:
         """Print the command when it is a dry run, else submit; each job of a chain waits for the one before to end.
 
         Raises:
+            ConfigError: The job has too few devices, or a chain would start over with each of its jobs.
             EngineError: Slurm is not here, or refuses the job.
         """
+        self._check(experiment)
         command = self.command(config, overrides)
+        if not _goes_on(experiment):
+            command.insert(1, "--no-requeue")
         if self.is_dry_run:
             print(shlex.join(command))
             return 0
@@ -80,7 +107,16 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--slurm", action="store_true", required=True, help="submit to Slurm")
     command.add_argument("--nodes", type=number(int, 1), required=True, help="nodes of the job")
     command.add_argument("--gpus-per-node", type=number(int, 0), default=0, help="GPUs of each node (%(default)s)")
-    command.add_argument("--time", help="time limit; the job saves a checkpoint before it and goes back into the queue")
+    command.add_argument(
+        "--time", help="time limit; with checkpoints and trainer.resume=auto the job goes on in the queue"
+    )
+    command.add_argument(
+        "--stop-before",
+        type=number(int, 1),
+        default=DEFAULT_STOP_BEFORE_S,
+        metavar="SECONDS",
+        help="before the time limit, when the job ends the step under way and saves; longer than both take (%(default)s)",
+    )
     command.add_argument("--partition")
     command.add_argument("--account")
     command.add_argument("--container", type=_container, metavar="KIND:IMAGE", help="pyxis:IMAGE or apptainer:IMAGE")
@@ -101,9 +137,14 @@ def launch_of(parsed: argparse.Namespace) -> Launch:
         parsed.account,
         parsed.container,
         parsed.chain,
+        parsed.stop_before,
         tuple(parsed.sbatch_option),
         parsed.dry_run,
     )
+
+
+def _goes_on(experiment: ExperimentConfig) -> bool:
+    return experiment.checkpoint.every_steps > 0 and experiment.trainer.resume == RESUME_AUTO
 
 
 def _container(text: str) -> str:

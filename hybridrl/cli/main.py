@@ -84,8 +84,20 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
     Returns:
         The exit code.
     """
-    parsed = _parser().parse_args(arguments)
+    parsed = _parsed(arguments)
     return _look(parsed) if parsed.look is not None else _start(_request(parsed), runner)
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse; settings may stand before, between and after the options, which argparse alone does not allow."""
+    parser = _parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    settings = [word for word in rest if "=" in word and not word.startswith("-")]
+    if len(settings) < len(rest) or (settings and "overrides" not in parsed):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if settings:
+        parsed.overrides += settings
+    return parsed
 
 
 def _start(request: Request, runner: Callable[[Command], Run]) -> int:
@@ -123,7 +135,7 @@ def _carry_out(request: Request, runner: Callable[[Command], Run]) -> int:
     if request.is_check_only:
         return _check(checked)
     if request.launch is not None:
-        return request.launch.submit(request.path, request.overrides)
+        return request.launch.submit(request.path, request.overrides, checked.config)
     run = parity_check(request.parity) if request.parity is not None else runner(request.command)
     return run(checked.config)
 

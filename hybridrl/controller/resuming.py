@@ -13,7 +13,7 @@ from pathlib import Path
 from hybridrl.checkpoint.folder import CHECKPOINTS, Checkpoint, Found, find_at, find_checkpoints, none_usable
 from hybridrl.config.schema import RESUME_AUTO, RESUME_NEVER, ExperimentConfig
 from hybridrl.controller.interfaces import SavedModel
-from hybridrl.controller.run_state import RunState, read_run_state
+from hybridrl.controller.run_state import RunState, batch_settings, read_batch_settings, read_run_state
 from hybridrl.errors import CheckpointError, ConfigError
 from hybridrl.roles.future import wait_all, wait_for
 
@@ -32,9 +32,8 @@ def checkpoints_folder(config: ExperimentConfig, run_dir: Path) -> Path:
 
 
 def is_continued(config: ExperimentConfig) -> bool:
-    """Whether the run goes on in the folder of an earlier one, which made checkpoints or was about to."""
-    folder = checkpoints_folder(config, Path(config.runs_dir) / config.name)
-    return config.trainer.resume == RESUME_AUTO and folder.is_dir()
+    """Whether the run goes on in the folder of an earlier one, which may have ended before its first checkpoint."""
+    return config.trainer.resume == RESUME_AUTO and (Path(config.runs_dir) / config.name).is_dir()
 
 
 def find_resumable(config: ExperimentConfig) -> Found:
@@ -42,13 +41,20 @@ def find_resumable(config: ExperimentConfig) -> Found:
 
     Raises:
         CheckpointError: There is something, but nothing that is complete.
-        ConfigError: The run would write among checkpoints that it does not go on from.
+        ConfigError: The run would write among checkpoints that it does not go on from, replace a run that has none, or
+            go on with batches of other sizes.
     """
     own = checkpoints_folder(config, Path(config.runs_dir) / config.name)
     if config.trainer.resume == RESUME_AUTO:
         found = find_checkpoints(own)
         if found.damaged and not found.complete:  # to start over is for a person to decide
             raise none_usable(own, found.damaged)
+        if not own.is_dir() and _has_steps(Path(config.runs_dir) / config.name):
+            raise ConfigError(
+                f"trainer.resume: {Path(config.runs_dir) / config.name} is a run without checkpoints, which {RESUME_AUTO} would "
+                "replace; choose another name, or move that run away"
+            )
+        _check_settings(config, found)
         return found
     fresh = config.trainer.resume == RESUME_NEVER
     found = Found((), (), ()) if fresh else find_at(Path(config.trainer.resume).absolute())
@@ -57,7 +63,28 @@ def find_resumable(config: ExperimentConfig) -> Found:
             f"checkpoint.folder: {own} has checkpoints of an earlier run; choose another folder, or go on with that run: "
             f"trainer.resume={RESUME_AUTO}"
         )
+    _check_settings(config, found)
     return found
+
+
+def _has_steps(run_dir: Path) -> bool:
+    metrics = run_dir / "metrics.jsonl"
+    return metrics.is_file() and metrics.stat().st_size > 0
+
+
+def _check_settings(config: ExperimentConfig, found: Found) -> None:
+    """Refuse what would change the batches of the run that is gone on with."""
+    if not found.complete:
+        return
+    newest = found.complete[0].folder
+    before, now = read_batch_settings(newest), batch_settings(config.algorithm, config.trainer)
+    problems = [
+        f"{key}: got {now[key]}, expected {value} as in {newest}; only a new run can change it"
+        for key, value in before.items()
+        if now.get(key) != value
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def load_newest(found: Found, models: Sequence[SavedModel], status: Callable[[str], None]) -> Resumed | None:

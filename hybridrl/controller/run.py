@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridrl.checkpoint.folder import CheckpointFolder
+from hybridrl.checkpoint.folder import CheckpointFolder, Found
 from hybridrl.config.dump import resolved_yaml
 from hybridrl.config.schema import RESUME_AUTO, ExperimentConfig
 from hybridrl.controller.checkpointing import Checkpointer
@@ -36,6 +36,7 @@ from hybridrl.observability.recorder import RunRecorder
 from hybridrl.observability.report import Decode
 from hybridrl.rewards.score import make_scorer
 from hybridrl.roles.future import wait_for
+from hybridrl.roles.megatron_policy import MegatronActor
 from hybridrl.roles.megatron_state import MegatronState
 
 _HF_FOLDER = "hf"
@@ -60,6 +61,9 @@ def train(config: ExperimentConfig) -> int:
     resumable = find_resumable(config)
     stop_texts = [tokenizer.decode([token]) for token in tokenizer.stop_token_ids]
 
+    if _is_trained(config, resumable):
+        print(f"{Path(config.runs_dir) / config.name} has its {config.trainer.num_steps} steps already", flush=True)
+        return 0
     stop = StopRequest()
 
     def run(recorder: RunRecorder) -> Outcome:
@@ -98,12 +102,10 @@ def train(config: ExperimentConfig) -> int:
             )
             result = trainer.run()
             if result.is_stopped:
-                return _stopped(config, result)
+                return _stopped(config, result, recorder.run_dir)
             if config.trainer.save_hf_at_end:
                 recorder.status("writing the trained policy")
-                exported = (recorder.run_dir / _HF_FOLDER).absolute()
-                shutil.rmtree(exported, ignore_errors=True)  # of the steps before those that a continued run has added
-                wait_for(roles.models.actor.save_checkpoint(exported))
+                export_policy(roles.models.actor, (recorder.run_dir / _HF_FOLDER).absolute())
         return Outcome(_summary(result))
 
     num_steps = config.trainer.num_steps
@@ -178,13 +180,29 @@ def _checkpointer(
     return Checkpointer(config.checkpoint, folder, models, recorder, Path(config.model.path))
 
 
-def _stopped(config: ExperimentConfig, result: TrainResult) -> Outcome:
+def export_policy(actor: MegatronActor, folder: Path) -> None:
+    """Write the policy; what a run that goes on wrote before stays until the new one is whole."""
+    fresh = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    wait_for(actor.save_checkpoint(fresh))
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.rename(folder)
+
+
+def _is_trained(config: ExperimentConfig, found: Found) -> bool:
+    """Whether an earlier job of this run has finished it."""
+    is_exported = (Path(config.runs_dir) / config.name / _HF_FOLDER).is_dir() or not config.trainer.save_hf_at_end
+    is_done = bool(found.complete) and found.complete[0].manifest.step >= config.trainer.num_steps
+    return is_continued(config) and is_done and is_exported
+
+
+def _stopped(config: ExperimentConfig, result: TrainResult, run_dir: Path) -> Outcome:
     """Say how to go on; the exit code asks for the same command again only where that would go on."""
     after = f"stopped after step {result.num_steps}"
     if not config.checkpoint.every_steps:
         return Outcome(f"{after} without a checkpoint (checkpoint.every_steps is 0);", EXIT_INTERRUPTED)
     if config.trainer.resume != RESUME_AUTO:
-        return Outcome(f"{after}; go on from its checkpoint with trainer.resume=auto;", EXIT_INTERRUPTED)
+        return Outcome(f"{after}; go on from its checkpoint with trainer.resume={run_dir};", EXIT_INTERRUPTED)
     return Outcome(f"{after}; the same command goes on from its checkpoint;", EXIT_GO_ON)
 
 

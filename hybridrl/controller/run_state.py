@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hybridrl.checkpoint.manifest import FileRecord, record_of
+from hybridrl.config.schema import AlgorithmConfig, TrainerConfig
 from hybridrl.data.sample import Sample
 from hybridrl.data.sample_file import read_samples, write_samples
 from hybridrl.data.stream import StreamState
@@ -33,6 +35,7 @@ class RunState:
         algorithm: See ``Algorithm.state_dict``.
         accuracies: Of all evaluations so far.
         waiting: Batches of samples that later steps train on, in order.
+        settings: See :func:`batch_settings`.
     """
 
     step: int
@@ -40,6 +43,16 @@ class RunState:
     algorithm: Mapping[str, float]
     accuracies: tuple[float, ...]
     waiting: tuple[tuple[Sample, ...], ...]
+    settings: Mapping[str, int] = field(default_factory=dict)
+
+
+def batch_settings(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> dict[str, int]:
+    """Return what decides which samples a step trains on, by key."""
+    return {
+        "algorithm.prompts_per_step": algorithm.prompts_per_step,
+        "algorithm.samples_per_prompt": algorithm.samples_per_prompt,
+        "trainer.max_policy_lag": trainer.max_policy_lag,
+    }
 
 
 def write_run_state(folder: Path, state: RunState) -> dict[str, FileRecord]:
@@ -50,6 +63,7 @@ def write_run_state(folder: Path, state: RunState) -> dict[str, FileRecord]:
         "algorithm": dict(state.algorithm),
         "accuracies": state.accuracies,
         "num_waiting": len(state.waiting),
+        "settings": dict(state.settings),
     }
     (folder / _RUN).write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     write_samples(folder / _SAMPLES, state.waiting)
@@ -58,11 +72,26 @@ def write_run_state(folder: Path, state: RunState) -> dict[str, FileRecord]:
 
 def read_run_state(folder: Path) -> RunState:
     """Read the state from a checkpoint whose files are as they were written."""
-    body = json.loads((folder / _RUN).read_text(encoding="utf-8"))
+    body = _read_body(folder)
     return RunState(
         step=body["step"],
         stream=StreamState(**body["stream"]),
         algorithm=body["algorithm"],
         accuracies=tuple(body["accuracies"]),
         waiting=tuple(tuple(batch) for batch in read_samples(folder / _SAMPLES, body["num_waiting"])),
+        settings=body["settings"],
     )
+
+
+def read_batch_settings(folder: Path) -> dict[str, int]:
+    """Read the settings alone; none when the file is damaged, which loading says."""
+    try:
+        settings: dict[str, int] = _read_body(folder)["settings"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return settings
+
+
+def _read_body(folder: Path) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((folder / _RUN).read_text(encoding="utf-8"))
+    return body

@@ -48,7 +48,7 @@ from hybridrl.controller.interfaces import (
 from hybridrl.controller.metrics import StepOutcome, step_metrics
 from hybridrl.controller.mismatch import check_mismatch, measure
 from hybridrl.controller.models import Models
-from hybridrl.controller.run_state import RunState
+from hybridrl.controller.run_state import RunState, batch_settings
 from hybridrl.controller.stopping import StopRequest
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError
@@ -161,6 +161,7 @@ class Trainer:
             algorithm=self._algorithm.state_dict(),
             accuracies=tuple(self._accuracies),
             waiting=tuple(tuple(future.value()) for future in self._in_flight),
+            settings=batch_settings(self._batching, self._config),
         )
 
     def _step(self, step: int) -> None:

@@ -80,18 +80,18 @@ def without_times(folder: Path) -> list[dict[str, float]]:
 
 
 def test_before_the_time_limit_a_job_saves_and_goes_on_in_the_queue(tmp_path: Path) -> None:
-    """The limit of a minute comes in the midst of 60 steps, and the signal before it."""
+    """The limit of two minutes comes in the midst of 100 steps, and the signal before it."""
     with slurm_cluster(tmp_path) as cluster:
-        options = ("--time=1", "--signal=B:USR1@25")
-        job = submit(cluster, 1, *one_rank(), *GO_ON, "trainer.num_steps=60", options=options)
-        cluster.wait(job, lambda state: int(state["Restarts"]) >= 1, 200)
+        options = ("--time=2", "--signal=B:USR1@50")
+        job = submit(cluster, 1, *one_rank(), *GO_ON, "trainer.num_steps=100", options=options)
+        cluster.wait(job, lambda state: int(state["Restarts"]) >= 1, 300)
         assert "the same command goes on from its checkpoint" in cluster.log(job)
         done = len(steps_of(cluster))
-        assert 0 < done < 60
+        assert 0 < done < 100
         cluster.call("scontrol", "update", f"JobId={job}", "TimeLimit=30")
         assert cluster.wait(job, has_ended, 400)["JobState"] == "COMPLETED", cluster.log(job)
-        assert steps_of(cluster) == list(range(60))
-        assert without_times(tmp_path / "runs" / "run") == train_undisturbed(cluster, 60)
+        assert steps_of(cluster) == list(range(100))
+        assert without_times(tmp_path / "runs" / "run") == train_undisturbed(cluster, 100)
 
 
 def test_a_job_whose_node_dies_goes_on_on_another(tmp_path: Path) -> None:

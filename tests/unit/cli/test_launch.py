@@ -16,13 +16,13 @@ def test_a_dry_run_prints_the_command_and_submits_nothing(tmp_path, capsys, monk
     monkeypatch.setenv("PATH", "")
     config = write_experiment(tmp_path)
     options = ["--nodes", "4", "--time", "8:00:00", "--container", "pyxis:hybridrl.sqsh", "--sbatch-option=--qos=high"]
-    assert main(["launch", str(config), "seed=9", "--slurm", "--dry-run", *options]) == 0
+    assert main(["launch", str(config), "seed=9", "--slurm", "--dry-run", *options, "name=x"]) == 0
     words = shlex.split(capsys.readouterr().out)
-    assert words[:2] == ["sbatch", "--parsable"]
+    assert words[:3] == ["sbatch", "--no-requeue", "--parsable"], "without checkpoints a job would start over"
     assert {"--nodes=4", "--time=8:00:00", "--qos=high", "--export=ALL,HYBRIDRL_CONTAINER=pyxis:hybridrl.sqsh"} < set(
         words
     )
-    assert words[-3:] == [str(SCRIPT), str(config), "seed=9"]
+    assert words[-4:] == [str(SCRIPT), str(config), "seed=9", "name=x"]
     assert SCRIPT.is_file()
 
 
@@ -31,7 +31,11 @@ def test_a_chain_waits_job_for_job(tmp_path, capsys, monkeypatch):
     program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nwc -l < {tmp_path}/calls\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert main(["launch", str(write_experiment(tmp_path)), "--slurm", "--nodes", "1", "--chain", "3"]) == 0
+    goes_on = ["checkpoint.every_steps=5", "trainer.resume=auto"]
+    command = ["launch", str(write_experiment(tmp_path)), "--slurm", "--nodes", "1", "--chain", "3"]
+    assert main(command) == 2
+    assert "each job would start over; set checkpoint.every_steps and trainer.resume=auto" in capsys.readouterr().err
+    assert main([*command, *goes_on]) == 0
     calls = (tmp_path / "calls").read_text().splitlines()
     assert [call.split()[0] for call in calls] == ["--parsable", "--dependency=afterany:1", "--dependency=afterany:2"]
     assert "submitted job 3" in capsys.readouterr().out
@@ -47,6 +51,21 @@ def test_a_machine_without_slurm_is_told(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert main(["launch", str(write_experiment(tmp_path)), "--slurm", "--nodes", "1"]) == 1
     assert "sbatch is not on PATH" in capsys.readouterr().err
+
+
+def test_settings_may_stand_anywhere_and_what_is_no_setting_is_refused(tmp_path, capsys):
+    config = str(write_experiment(tmp_path))
+    for words in (
+        ["check", config, "seed=x"],
+        ["check", config, "--sft", "seed=x"],
+        ["plan", config, "--json", "seed=x"],
+    ):
+        assert main(words) == 2
+        assert "seed" in capsys.readouterr().err
+    for words in (["check", config, "--json", "seed=3"], ["report", str(tmp_path), "--output", "x", "--seed=3"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert "unrecognized arguments: --" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", [["--nodes", "0"], ["--container", "docker:x"], ["--chain", "0"]])

@@ -8,9 +8,9 @@ import pytest
 
 from hybridrl.checkpoint.folder import CheckpointFolder, rank_file
 from hybridrl.checkpoint.manifest import record_of
-from hybridrl.config.schema import CheckpointConfig, ExperimentConfig, TrainerConfig
+from hybridrl.config.schema import AlgorithmConfig, CheckpointConfig, ExperimentConfig, TrainerConfig
 from hybridrl.controller.resuming import Resumed, find_resumable, is_continued, load_newest
-from hybridrl.controller.run_state import RunState, write_run_state
+from hybridrl.controller.run_state import RunState, batch_settings, write_run_state
 from hybridrl.data.stream import StreamState
 from hybridrl.errors import CheckpointError, ConfigError
 from hybridrl.layout.roles import ModelRole
@@ -18,7 +18,8 @@ from tests.unit.controller.fakes import FakeSavedModel
 
 
 def state(step: int) -> RunState:
-    return RunState(step, StreamState(step, 0, 1), {}, (), ())
+    settings = batch_settings(AlgorithmConfig(), TrainerConfig())
+    return RunState(step, StreamState(step, 0, 1), {}, (), (), settings)
 
 
 def write(root: Path, *steps: int) -> None:
@@ -71,12 +72,34 @@ def test_auto_starts_over_only_when_nothing_was_ever_complete(tmp_path: Path) ->
         find_resumable(config(tmp_path, "auto"))
 
 
-def test_auto_goes_on_in_the_folder_of_a_run_that_made_checkpoints(tmp_path: Path) -> None:
+def test_auto_goes_on_in_the_folder_of_the_run_whether_or_not_it_came_to_a_checkpoint(tmp_path: Path) -> None:
     assert not is_continued(config(tmp_path, "auto"))
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run").mkdir()  # all that a job leaves whose roles did not start
     assert is_continued(config(tmp_path, "auto"))
     assert not is_continued(config(tmp_path, "never"))
     assert not is_continued(config(tmp_path, str(tmp_path / "run")))
+
+
+def test_auto_does_not_replace_a_run_that_makes_no_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    assert find_resumable(config(tmp_path, "auto")).complete == ()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(ConfigError, match="is a run without checkpoints, which auto would replace"):
+        find_resumable(config(tmp_path, "auto"))
+
+
+def test_batches_of_another_size_or_lag_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    experiment = config(tmp_path, "auto")
+    write(tmp_path / "run" / "checkpoints", 10)
+    find_resumable(experiment)
+    experiment.algorithm.prompts_per_step, experiment.trainer.max_policy_lag = 7, 1
+    with pytest.raises(ConfigError) as caught:
+        find_resumable(experiment)
+    assert [problem.split(", expected")[0] for problem in caught.value.problems] == [
+        "algorithm.prompts_per_step: got 7",
+        "trainer.max_policy_lag: got 1",
+    ]
 
 
 @pytest.mark.parametrize("place", ["other", "other/checkpoints", "other/checkpoints/step_000010"])

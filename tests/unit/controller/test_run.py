@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from hybridrl.checkpoint.folder import Checkpoint, Found
+from hybridrl.checkpoint.manifest import Manifest
 from hybridrl.config.schema import ExperimentConfig
-from hybridrl.controller.run import Outcome, _recorded, _stopped, _summary
+from hybridrl.controller.run import Outcome, _is_trained, _recorded, _stopped, _summary, export_policy
 from hybridrl.controller.trainer import TrainResult
+from hybridrl.errors import EngineError
 from hybridrl.observability.recorder import RunRecorder
+from tests.unit.controller.fakes import FakeFuture
 
 
 def _config(tmp_path: Path) -> ExperimentConfig:
@@ -65,7 +69,7 @@ def test_an_error_passes_through_and_the_report_is_written(tmp_path: Path) -> No
     ("every_steps", "resume", "code", "words"),
     [
         (5, "auto", 75, "stopped after step 7; the same command goes on from its checkpoint;"),
-        (5, "never", 130, "stopped after step 7; go on from its checkpoint with trainer.resume=auto;"),
+        (5, "never", 130, "stopped after step 7; go on from its checkpoint with trainer.resume=/runs/calc-2;"),
         (0, "auto", 130, "stopped after step 7 without a checkpoint (checkpoint.every_steps is 0);"),
     ],
 )
@@ -74,4 +78,41 @@ def test_only_a_run_that_would_go_on_asks_for_the_same_command(
 ) -> None:
     config = _config(tmp_path)
     config.checkpoint.every_steps, config.trainer.resume = every_steps, resume
-    assert _stopped(config, TrainResult(7, None, None, is_stopped=True)) == Outcome(words, code)
+    assert _stopped(config, TrainResult(7, None, None, is_stopped=True), Path("/runs/calc-2")) == Outcome(words, code)
+
+
+def test_a_finished_run_is_not_started_again(tmp_path: Path) -> None:
+    """What a chained job finds whose predecessor has trained all steps."""
+    config = _config(tmp_path)
+    config.trainer.resume, config.trainer.num_steps = "auto", 20
+    done = Found((Checkpoint(tmp_path, Manifest(20, {})),), (), ())
+    run_dir = Path(config.runs_dir) / config.name
+    run_dir.mkdir(parents=True)
+    assert not _is_trained(config, done), "its export is missing"
+    (run_dir / "hf").mkdir()
+    assert _is_trained(config, done)
+    config.trainer.num_steps = 21
+    assert not _is_trained(config, done)
+
+
+class FakeActor:
+    """Writes one file, or dies while it does."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def save_checkpoint(self, folder: Path) -> FakeFuture[None]:
+        folder.mkdir()
+        if not self.text:
+            raise EngineError("died")
+        (folder / "model").write_text(self.text)
+        return FakeFuture(lambda: None)
+
+
+def test_an_export_replaces_the_one_before_only_when_it_is_whole(tmp_path: Path) -> None:
+    for text in ("first", "second"):
+        export_policy(FakeActor(text), tmp_path / "hf")
+        assert (tmp_path / "hf" / "model").read_text() == text
+    with pytest.raises(EngineError):
+        export_policy(FakeActor(""), tmp_path / "hf")
+    assert (tmp_path / "hf" / "model").read_text() == "second"
