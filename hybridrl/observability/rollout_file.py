@@ -5,7 +5,8 @@ Read one with ``pandas.read_parquet`` or ``pyarrow.parquet.read_table``; the col
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,7 @@ def read_rollouts(path: Path) -> list[RolloutRecord]:
     Raises:
         DataError: The file is not one of rollouts.
     """
-    try:
+    with _damage_named(path):
         table = pq.read_table(path)
         columns: dict[str, Sequence[object]] = {
             name: table.column(name).to_pylist() for name in _SCALARS if name in table.column_names
@@ -86,16 +87,29 @@ def read_rollouts(path: Path) -> list[RolloutRecord]:
             RolloutRecord(**{name: values[row] for name, values in columns.items()})  # type: ignore[arg-type]
             for row in range(table.num_rows)
         ]
-    except (pa.ArrowInvalid, KeyError, TypeError) as e:
-        raise DataError(f"{path}: got {e}, expected a parquet file of rollouts; was it damaged or changed?") from e
 
 
 def num_tokens_in(path: Path) -> int:
-    """Return the tokens of all samples of a file, from its metadata alone."""
-    metadata = pq.ParquetFile(path).metadata
+    """Return the tokens of all samples of a file, from its metadata alone.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    with _damage_named(path):
+        metadata = pq.read_metadata(path)
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     columns = [group.column(index) for group in groups for index in range(group.num_columns)]
     return sum(int(column.num_values) for column in columns if column.path_in_schema.startswith("token_ids."))
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Turn what pyarrow says of a file into an error that names it; damage beyond the footer is an OSError there."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, KeyError, TypeError) as e:
+        cause = " ".join(str(e).split())
+        raise DataError(f"{path}: got {cause}, expected a parquet file of rollouts; was it damaged or changed?") from e
 
 
 def _arrays(column: pa.ChunkedArray, kind: pa.DataType) -> list[NDArray[np.generic]]:

@@ -122,3 +122,20 @@ def test_a_file_without_the_columns_of_today_is_read_and_another_file_is_refused
     path.write_bytes(b"no parquet")
     with pytest.raises(DataError, match="expected a parquet file of rollouts"):
         read_rollouts(path)
+
+
+def test_a_damaged_file_is_named_wherever_the_damage_is(tmp_path: Path) -> None:
+    run = write_run(tmp_path, num_steps=1)
+    path = run / "rollouts" / "step_000000.parquet"
+    whole = path.read_bytes()
+    cut, footer, data = whole[: len(whole) // 2], bytearray(whole), bytearray(whole)
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    footer[start : start + 64] = bytes(64)
+    data[4 : len(whole) // 4] = bytes(len(whole) // 4 - 4)
+    for damaged in (b"", cut, bytes(footer)):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"step_000000.parquet: got .*expected a parquet file of rollouts"):
+            write(run)
+    path.write_bytes(bytes(data))
+    with pytest.raises(DataError, match=r"step_000000.parquet: got .*expected a parquet file of rollouts"):
+        read_rollouts(path)
