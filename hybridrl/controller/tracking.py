@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import yaml
 
 from hybridrl.config.dump import resolved_yaml
 from hybridrl.config.schema import ExperimentConfig, WandbMode
+from hybridrl.errors import ConfigError
 from hybridrl.observability.run_folder import flat_config
 from hybridrl.observability.trackers.mlflow_tracker import MlflowTracker
 from hybridrl.observability.trackers.prometheus_tracker import PrometheusTracker
@@ -15,19 +18,30 @@ from hybridrl.observability.trackers.tracker import Tracker
 from hybridrl.observability.trackers.wandb_tracker import WandbTracker
 
 
-def open_trackers(config: ExperimentConfig, run_dir: Path) -> list[Tracker]:
-    """Start the trackers that are on.
+def open_trackers(config: ExperimentConfig, run_dir: Path) -> Iterator[Tracker]:
+    """Start the trackers that are on, one at a time: whoever takes one closes it, also when the next cannot start.
 
     Raises:
-        ConfigError: A package is not installed, or a port is taken.
+        ConfigError: A tracker cannot be started; names its key.
     """
     tracking, resolved = config.tracking, yaml.safe_load(resolved_yaml(config))
-    trackers: list[Tracker] = []
+    start: Callable[[], Tracker]
     if tracking.wandb is not WandbMode.OFF:
         is_online = tracking.wandb is WandbMode.ONLINE
-        trackers.append(WandbTracker(run_dir, tracking.wandb_project, resolved, is_online=is_online))
+        start = partial(WandbTracker, run_dir, tracking.wandb_project, resolved, is_online=is_online)
+        yield _started("tracking.wandb", start)
     if tracking.mlflow_uri is not None:
-        trackers.append(MlflowTracker(tracking.mlflow_uri, run_dir.name, flat_config(resolved)))
+        start = partial(MlflowTracker, tracking.mlflow_uri, run_dir.name, flat_config(resolved))
+        yield _started("tracking.mlflow_uri", start)
     if tracking.prometheus_port is not None:
-        trackers.append(PrometheusTracker(tracking.prometheus_host, tracking.prometheus_port, run_dir.name))
-    return trackers
+        yield PrometheusTracker(tracking.prometheus_host, tracking.prometheus_port, run_dir.name)
+
+
+def _started(key: str, start: Callable[[], Tracker]) -> Tracker:
+    try:
+        return start()
+    except ConfigError:
+        raise
+    except Exception as e:  # another program's client, at a process boundary
+        cause = f"{type(e).__name__}: {e}"
+        raise ConfigError(f"{key}: the tracker cannot be started: {cause}; correct it, or turn it off") from e

@@ -34,8 +34,8 @@ class MlflowTracker:
         found = self._client.get_experiment_by_name(_EXPERIMENT)
         experiment = found.experiment_id if found else self._client.create_experiment(_EXPERIMENT)
         self._run_id = self._client.create_run(experiment, run_name=run_name).info.run_id
-        for key, value in config.items():
-            self._client.log_param(self._run_id, key, value)
+        params = [self._mlflow.entities.Param(key, str(value)) for key, value in config.items()]
+        self._client.log_batch(self._run_id, params=params)
 
     def append(self, step: int, metrics: Mapping[str, Metric]) -> None:
         """Take the metrics of one step; those that are not finite are left out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +41,9 @@ class FakeWandb:
 class FakeMlflow:
     """The module and its client in one."""
 
-    entities = SimpleNamespace(Metric=lambda key, value, timestamp, step: (key, value, step))
+    entities = SimpleNamespace(
+        Metric=lambda key, value, timestamp, step: (key, value, step), Param=lambda key, value: (key, value)
+    )
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
@@ -59,11 +62,8 @@ class FakeMlflow:
         self.calls.append(("run", (experiment, run_name)))
         return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
 
-    def log_param(self, run_id: str, key: str, value: object) -> None:
-        self.calls.append(("param", (run_id, key, value)))
-
-    def log_batch(self, run_id: str, metrics: list[tuple[str, float, int]]) -> None:
-        self.calls.append(("batch", (run_id, metrics)))
+    def log_batch(self, run_id: str, metrics: Sequence[object] = (), params: Sequence[object] = ()) -> None:
+        self.calls.append(("batch", (run_id, list(metrics), list(params))))
 
     def set_terminated(self, run_id: str, status: str) -> None:
         self.calls.append(("end", (run_id, status)))
@@ -89,14 +89,14 @@ def test_wandb_gets_the_run_its_configuration_and_every_step(tmp_path: Path, mon
 def test_mlflow_gets_the_run_its_configuration_and_every_finite_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeMlflow()
     monkeypatch.setitem(sys.modules, "mlflow", fake)
-    tracker = MlflowTracker("sqlite:///runs.db", "calc", {"seed": 1})
+    tracker = MlflowTracker("sqlite:///runs.db", "calc", {"seed": 1, "name": "calc"})
     tracker.append(3, METRICS)
     tracker.close(Outcome.INTERRUPTED)
     assert fake.calls == [
         ("client", "sqlite:///runs.db"),
         ("run", ("id of hybridrl", "calc")),
-        ("param", ("r1", "seed", 1)),
-        ("batch", ("r1", [("reward/mean", 0.5, 3), ("weight_sync/verified", 1.0, 3)])),
+        ("batch", ("r1", [], [("seed", "1"), ("name", "calc")])),
+        ("batch", ("r1", [("reward/mean", 0.5, 3), ("weight_sync/verified", 1.0, 3)], [])),
         ("end", ("r1", "KILLED")),
     ]
 

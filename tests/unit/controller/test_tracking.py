@@ -1,0 +1,61 @@
+"""Trackers that cannot be started end the run with the key that turned them on, and none stays open."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hybridrl.config.schema import ExperimentConfig, TrackingConfig, WandbMode
+from hybridrl.controller.tracking import open_trackers
+from hybridrl.errors import ConfigError
+from hybridrl.observability.progress import PlainProgress
+from hybridrl.observability.recorder import RunRecorder
+
+
+class FakeWandb:
+    """The module and its run in one."""
+
+    def __init__(self) -> None:
+        self.exit_codes: list[int] = []
+
+    def init(self, **settings: Any) -> FakeWandb:
+        return self
+
+    def finish(self, exit_code: int) -> None:
+        self.exit_codes.append(exit_code)
+
+
+def raising(error: Exception) -> Any:
+    def fail(**settings: Any) -> None:
+        raise error
+
+    return fail
+
+
+def run_with(tracking: TrackingConfig, folder: Path) -> None:
+    with RunRecorder(folder, "calc", "name: calc\n", 1, progress=PlainProgress(1)) as recorder:
+        for tracker in open_trackers(ExperimentConfig(tracking=tracking), recorder.run_dir):
+            recorder.track(tracker)
+
+
+def test_a_server_that_is_not_there_is_named_and_the_trackers_before_it_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb, refused = FakeWandb(), raising(ConnectionError("connection refused"))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=refused))
+    tracking = TrackingConfig(wandb=WandbMode.OFFLINE, mlflow_uri="http://nowhere:5000")
+    expected = r"tracking.mlflow_uri: the tracker cannot be started: ConnectionError: connection refused; correct it"
+    with pytest.raises(ConfigError, match=expected):
+        run_with(tracking, tmp_path)
+    assert wandb.exit_codes == [1]
+
+
+def test_a_login_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=raising(RuntimeError("no API key"))))
+    with pytest.raises(ConfigError, match=r"tracking.wandb: the tracker cannot be started: RuntimeError: no API key"):
+        run_with(TrackingConfig(wandb=WandbMode.ONLINE), tmp_path)
