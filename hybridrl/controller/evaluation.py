@@ -11,6 +11,7 @@ import numpy as np
 from hybridrl.controller.batches import rollout_record
 from hybridrl.controller.interfaces import RolloutGroup, Scorer
 from hybridrl.controller.pass_at_k import ks_up_to, majority_is_correct, pass_at_k
+from hybridrl.data.batch import Floats
 from hybridrl.data.sample import Prompt, Sample
 from hybridrl.errors import DataError
 from hybridrl.observability.records import RolloutRecord
@@ -26,7 +27,7 @@ class ScoredPrompt:
 
     Attributes:
         answers: Final answer of each sample, for majority votes.
-        rewards: Reward of each sample.
+        rewards: Rule-based reward of each sample.
     """
 
     data_source: str
@@ -35,7 +36,7 @@ class ScoredPrompt:
 
     @property
     def is_correct(self) -> list[bool]:
-        """Whether each sample earned a reward of at least 1."""
+        """Whether the rules gave each sample at least 1."""
         return [reward >= _FULL_REWARD for reward in self.rewards]
 
 
@@ -44,15 +45,17 @@ class Evaluation:
     """The outcome of one evaluation.
 
     Attributes:
-        accuracy: Share of scored samples with a reward of at least 1.
+        accuracy: Share of scored samples with a rule-based reward of at least 1; None where only a reward model scores,
+            since its scale has no such mark.
         reward_mean: Mean reward of the scored samples.
         response_tokens_mean: Mean length, in tokens that the policy produced.
         num_dropped: Samples that could not be scored.
-        of_samples: pass@k, mean@n and majority@n, over all prompts and by data source; by the rest of the metric's name.
+        of_samples: pass@k, mean@n and majority@n, over all prompts and by data source; by the rest of the metric's name;
+            empty without an accuracy.
         samples: Every scored sample with its reward.
     """
 
-    accuracy: float
+    accuracy: float | None
     reward_mean: float
     response_tokens_mean: float
     num_dropped: int
@@ -62,8 +65,9 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float | int]:
         """Return the metrics under ``eval/``."""
+        accuracy = {} if self.accuracy is None else {"eval/accuracy": self.accuracy}
         return {
-            "eval/accuracy": self.accuracy,
+            **accuracy,
             "eval/reward_mean": self.reward_mean,
             "eval/response_tokens_mean": self.response_tokens_mean,
             "eval/dropped": self.num_dropped,
@@ -108,20 +112,28 @@ class Evaluator:
             raise DataError(f"evaluation: none of {len(samples)} samples could be scored; check the reward")
         lengths = np.array([sample.num_response_tokens for sample in samples])[result.is_scored]
         scored = [s for s, is_scored in zip(samples, result.is_scored, strict=True) if is_scored]
-        pairs = tuple(zip(scored, (float(reward) for reward in rewards), strict=True))
+        accuracy, of_samples = None, dict[str, float]()
+        if result.rule_rewards is not None:
+            by_rules = result.rule_rewards[result.is_scored]
+            accuracy = float((by_rules >= _FULL_REWARD).mean())
+            of_samples = sample_metrics(scored_prompts(_paired(scored, by_rules)), self._samples_per_prompt)
         return Evaluation(
-            accuracy=float((rewards >= _FULL_REWARD).mean()),
+            accuracy=accuracy,
             reward_mean=float(rewards.mean()),
             response_tokens_mean=float(lengths.mean()),
             num_dropped=len(samples) - len(rewards),
             seconds=time.perf_counter() - started,
-            of_samples=sample_metrics(scored_prompts(pairs), self._samples_per_prompt),
-            samples=pairs,
+            of_samples=of_samples,
+            samples=_paired(scored, rewards),
         )
 
 
+def _paired(samples: Sequence[Sample], rewards: Floats) -> tuple[tuple[Sample, float], ...]:
+    return tuple(zip(samples, (float(reward) for reward in rewards), strict=True))
+
+
 def scored_prompts(samples: Sequence[tuple[Sample, float]]) -> list[ScoredPrompt]:
-    """Gather the scored samples of each prompt."""
+    """Gather the scored samples of each prompt, with their rule-based rewards."""
     of_prompt: dict[str, list[tuple[Sample, float]]] = {}
     for sample, reward in samples:
         of_prompt.setdefault(sample.prompt.prompt_id, []).append((sample, reward))

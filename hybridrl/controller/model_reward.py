@@ -14,7 +14,7 @@ from hybridrl.config.schema import RewardConfig
 from hybridrl.controller.batches import sequences_of
 from hybridrl.controller.interfaces import RewardModelGroup, Scorer
 from hybridrl.data.sample import Sample
-from hybridrl.rewards.result import FailureKind, RewardResult, Score, ScoringFailure, collect_scores, weighted_sum
+from hybridrl.rewards.result import FailureKind, RewardResult, Score, ScoringFailure, collect_scores, with_model
 from hybridrl.roles.future import wait_for
 
 
@@ -41,7 +41,7 @@ class ModelScorer:
         pending = self._model.rewards(sequences_of(samples))
         others = self._others.score(samples)
         scores: list[Score] = [_finite(float(score)) for score in wait_for(pending)]
-        return weighted_sum(others, collect_scores(samples, scores, self._on_error), self._weight)
+        return with_model(others, collect_scores(samples, scores, self._on_error), self._weight)
 
 
 def _finite(score: float) -> Score:

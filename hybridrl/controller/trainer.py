@@ -61,7 +61,7 @@ class TrainResult:
     """How a run went.
 
     Attributes:
-        first_accuracy: Before training; None when nothing was evaluated.
+        first_accuracy: Before training; None when nothing was evaluated, or only by a reward model.
         last_accuracy: Of the last evaluation.
         is_stopped: Whether it was asked to end before it was over.
     """
@@ -261,7 +261,8 @@ class Trainer:
             evaluation = self._evaluator.evaluate()
         metrics = evaluation.metrics() | {"eval/policy_version": version}
         self._recorder.record_evaluation(version, metrics, evaluation.records())
-        self._accuracies.append(evaluation.accuracy)
+        if evaluation.accuracy is not None:
+            self._accuracies.append(evaluation.accuracy)
 
     @property
     def _is_over(self) -> bool:

@@ -79,7 +79,7 @@ class Report:
     def _data(self, outcome: Outcome) -> dict[str, object]:
         stride = math.ceil(len(self._rows) / _MAX_POINTS) or 1
         rows = [
-            row for index, row in enumerate(reversed(self._rows)) if index % stride == 0 or "eval/accuracy" in row[1]
+            row for index, row in enumerate(reversed(self._rows)) if index % stride == 0 or "eval/reward_mean" in row[1]
         ][::-1]
         names = sorted({name for _, metrics in rows for name in metrics})
         return {

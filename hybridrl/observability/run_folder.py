@@ -28,7 +28,7 @@ class MetricRows:
     def thinned(self, max_points: int) -> MetricRows:
         """Return at most about `max_points` steps, the last one and every step with an evaluation among them."""
         stride = -(-len(self.steps) // max_points) or 1
-        evaluated = self.series.get("eval/accuracy", [None] * len(self.steps))
+        evaluated = self.series.get("eval/reward_mean", [None] * len(self.steps))
         last = len(self.steps) - 1
         kept = [i for i in range(len(self.steps)) if (last - i) % stride == 0 or evaluated[i] is not None]
         return MetricRows(

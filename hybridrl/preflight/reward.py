@@ -23,6 +23,10 @@ def check_reward(report: Report, config: ExperimentConfig) -> None:
     if not any(weights.values()) and reward.model.weight == 0:
         expected = "file.py:function or the weight of another part of the reward, since data.task is file"
         report.add("reward.function", "nothing", expected, "write one and name it here", related=("data.task",))
+    goal = config.trainer.stop_at_accuracy
+    if goal is not None and not any(weights.values()) and reward.model.weight > 0:
+        expected = "null, since only reward.model.weight is above 0: a model's score has no mark that counts as right"
+        report.add("trainer.stop_at_accuracy", goal, expected, "remove it", related=("reward.model.weight",))
     if reward.function is not None:
         try:
             find_function(reward.function)

@@ -44,11 +44,13 @@ class RewardResult:
         rewards: [num_samples] float32; 0 where is_scored is False, and then not to be used.
         is_scored: [num_samples] bool; a sample without a score must be dropped.
         num_failures: Samples without a score, by kind; kinds that did not occur count 0.
+        rule_rewards: [num_samples] float32; the rewards without a reward model's share. None where only a model scores.
     """
 
     rewards: NDArray[np.float32]
     is_scored: NDArray[np.bool_]
     num_failures: Mapping[FailureKind, int]
+    rule_rewards: NDArray[np.float32] | None
 
 
 def collect_scores(samples: Sequence[Sample], scores: Sequence[Score], on_error: RewardFailure) -> RewardResult:
@@ -61,20 +63,23 @@ def collect_scores(samples: Sequence[Sample], scores: Sequence[Score], on_error:
     if failures and on_error is RewardFailure.FAIL:
         raise DataError(_describe(failures, len(samples)))
     counts = Counter(failure.kind for _, failure in failures)
+    rewards = np.array([0.0 if isinstance(s, ScoringFailure) else s for s in scores], dtype=np.float32)
     return RewardResult(
-        rewards=np.array([0.0 if isinstance(s, ScoringFailure) else s for s in scores], dtype=np.float32),
+        rewards=rewards,
         is_scored=np.array([not isinstance(s, ScoringFailure) for s in scores], dtype=np.bool_),
         num_failures={kind: counts[kind] for kind in FailureKind},
+        rule_rewards=rewards,
     )
 
 
-def weighted_sum(first: RewardResult, second: RewardResult, weight: float) -> RewardResult:
-    """Return first + weight * second of the same samples; a sample without a score in one of them has none."""
-    is_scored = first.is_scored & second.is_scored
+def with_model(rules: RewardResult, model: RewardResult, weight: float) -> RewardResult:
+    """Return rules + weight * model of the same samples; a sample without a score in one of them has none."""
+    is_scored = rules.is_scored & model.is_scored
     return RewardResult(
-        rewards=np.where(is_scored, first.rewards + np.float32(weight) * second.rewards, np.float32(0)),
+        rewards=np.where(is_scored, rules.rewards + np.float32(weight) * model.rewards, np.float32(0)),
         is_scored=is_scored,
-        num_failures={kind: first.num_failures[kind] + second.num_failures[kind] for kind in FailureKind},
+        num_failures={kind: rules.num_failures[kind] + model.num_failures[kind] for kind in FailureKind},
+        rule_rewards=rules.rule_rewards,
     )
 
 

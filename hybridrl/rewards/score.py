@@ -13,6 +13,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from hybridrl.config.schema import RewardConfig, RewardFailure, TaskName
@@ -56,7 +57,7 @@ def make_scorer(config: RewardConfig, task: TaskName, stop_texts: Sequence[str] 
     if built_in is not None:
         return BuiltInScorer(built_in)
     if not any(part_weights(config).values()):
-        return BuiltInScorer(lambda response, answer: 0.0)  # a reward model alone
+        return NoRules()
     if config.function is not None:
         find_function(config.function)
     return ProcessScorer(config, stop_texts)
@@ -72,6 +73,17 @@ class BuiltInScorer:
         """Score samples."""
         scores = [self._function(sample.text, sample.prompt.answer) for sample in samples]
         return collect_scores(samples, scores, RewardFailure.FAIL)
+
+    def close(self) -> None:
+        """Do nothing: there is no process."""
+
+
+class NoRules:
+    """Leaves the whole reward to a reward model; see :class:`Scorer`."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """Give every sample 0, to which the model's score is added."""
+        return replace(collect_scores(samples, [0.0] * len(samples), RewardFailure.FAIL), rule_rewards=None)
 
     def close(self) -> None:
         """Do nothing: there is no process."""

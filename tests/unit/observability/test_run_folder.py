@@ -49,8 +49,8 @@ def test_another_folder_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
 
 
 def test_thinning_keeps_the_last_step_and_every_evaluation() -> None:
-    accuracy = [0.5 if step == 4 else None for step in range(100)]
-    rows = MetricRows(tuple(range(100)), {"eval/accuracy": accuracy, "loss": [float(step) for step in range(100)]})
+    rewards = [0.5 if step == 4 else None for step in range(100)]
+    rows = MetricRows(tuple(range(100)), {"eval/reward_mean": rewards, "loss": [float(step) for step in range(100)]})
     thinned = rows.thinned(10)
     assert thinned.steps == (4, *range(9, 100, 10))
     assert thinned.series["loss"] == [float(step) for step in thinned.steps]

@@ -563,6 +563,17 @@ def test_a_reward_without_a_function_passes_when_another_part_is_on(
     assert checked(path, "data.train_path=weights").config.data.train_path == str(tmp_path / "weights")
 
 
+def test_a_goal_for_the_accuracy_needs_more_than_a_reward_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_experiment(tmp_path, FILE_TASK)
+    monkeypatch.chdir(tmp_path)
+    overrides = ("reward.model.weight=1", "trainer.stop_at_accuracy=0.9", "trainer.eval_every_steps=1")
+    message = "trainer.stop_at_accuracy: got 0.9, expected null, since only reward.model.weight is above 0"
+    assert any(message in problem for problem in problems(path, *overrides, "reward.function=null"))
+    assert not any(message in problem for problem in problems(path, *overrides))
+
+
 @pytest.mark.parametrize("wanted", ["nccl", "cuda_ipc"])
 def test_transports_between_devices_are_refused_on_cpu(tmp_path: Path, wanted: str) -> None:
     (problem,) = problems(write_experiment(tmp_path), f"weight_sync.transport={wanted}")
