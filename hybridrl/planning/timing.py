@@ -5,7 +5,8 @@
     rollout      decoding on the roofline (``generation.py``): full waves of running samples, at least the longest one alone
     bubble       (p - 1) / (v m + p - 1), for m micro-batches on p stages of v chunks
 
-Lag 0 takes the sum of the phases. Lag 1 on devices of their own takes the longer of rollout and training, and the weight sync. Other rewards,
+Rewards, forward passes and update follow each other. Within each, models of one pool take turns and pools compute at the same time: the
+busiest pool counts. Lag 0 takes the sum of the phases. Lag 1 on devices of their own takes the longer of rollout and training, and the weight sync. Other rewards,
 evaluations, checkpoints and the exchange of tokens between experts are not in it.
 
 Source: Narayanan et al., arXiv 2104.04473 (bubble).
@@ -13,7 +14,8 @@ Source: Narayanan et al., arXiv 2104.04473 (bubble).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridrl.config.schema import ExperimentConfig, OldPolicy, Recompute
@@ -54,6 +56,7 @@ class StepTiming:
         bubble: Share of its training in which a stage waits.
         decode: A decoding step at the average context, with all samples running.
         passes: What Megatron's models compute, by name.
+        training: How long all of them take, pools beside each other.
         lag_1: Step with rollouts one step ahead; None where devices are shared, since both would contend for them.
         idle_share: Of the pool that waits for the other, with lag 1 at the pessimistic figures.
     """
@@ -65,14 +68,10 @@ class StepTiming:
     decode: DecodeStep
     rollout: Seconds
     passes: Mapping[str, Seconds]
+    training: Seconds
     weight_sync: Seconds
     lag_1: Seconds | None
     idle_share: float | None
-
-    @property
-    def training(self) -> Seconds:
-        """What Megatron's models compute in a step."""
-        return sum(self.passes.values(), Seconds(0.0, 0.0))
 
     @property
     def lag_0(self) -> Seconds:
@@ -93,30 +92,69 @@ def step_timing(
         specs: Of every Megatron role.
     """
     spec, work = specs[ModelRole.ACTOR], workload(config)
-    rates = {placed.role: _rate(config, placed, specs[placed.role], cluster) for placed in megatron_roles(config)}
-    actor = rates[ModelRole.ACTOR]
-    passes = {name: rates[role].passes(units) for role, name, units in _computed(config) if role in rates}
+    placed_roles = megatron_roles(config)
+    rates = {placed.role: _rate(config, placed, specs[placed.role], cluster) for placed in placed_roles}
+    actor, computed = rates[ModelRole.ACTOR], [each for each in _computed(config, work) if each.role in rates]
+    passes = {each.name: rates[each.role].passes(each.units) for each in computed}
+    training = _training(computed, passes, {placed.role: placed.pool for placed in placed_roles})
     decode, rollout = _rollout(config, spec, cluster, work, replica)
     moved = Seconds(sync.price.lower_bound_seconds, sync.price.seconds)
     lag_1 = idle = None
     if not pool_of_rollout(config).is_shared:
-        training = sum(passes.values(), Seconds(0.0, 0.0))
-        lag_1 = Seconds(max(rollout.low, training.low), max(rollout.high, training.high)) + moved
+        lag_1 = _longest((rollout, training)) + moved
         idle = abs(rollout.high - training.high) / max(rollout.high, training.high)
     forward, training_per_token = forward_flops(spec, work.sample_tokens), training_flops(spec, work.sample_tokens)
-    return StepTiming(training_per_token, forward, actor.mfu, actor.bubble, decode, rollout, passes, moved, lag_1, idle)
+    return StepTiming(
+        training_per_token, forward, actor.mfu, actor.bubble, decode, rollout, passes, training, moved, lag_1, idle
+    )
 
 
-def _computed(config: ExperimentConfig) -> Iterator[tuple[ModelRole, str, int]]:
-    """Yield what is computed in a step: role, name, and how many forward passes it costs."""
+class _Stage(enum.Enum):
+    """Parts of a step that wait for each other, in their order."""
+
+    REWARDS = enum.auto()
+    FORWARD = enum.auto()
+    UPDATE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What one model computes in a stage.
+
+    Attributes:
+        units: How many forward passes over all samples that are trained on it costs.
+    """
+
+    stage: _Stage
+    role: ModelRole
+    name: str
+    units: float
+
+
+def _computed(config: ExperimentConfig, work: Workload) -> Iterator[_Computed]:
+    """Yield what is computed in a step; rewards also of greedy samples, which are not trained on."""
     update = _RECOMPUTED_UNITS[config.actor.recompute]
-    yield ModelRole.REWARD_MODEL, "rewards", 1
+    yield _Computed(_Stage.REWARDS, ModelRole.REWARD_MODEL, "rewards", work.num_generated / work.num_samples)
     if config.algorithm.rollout_correction.old_policy is not OldPolicy.BYPASS:
-        yield ModelRole.ACTOR, "old log-probs", 1
-    yield ModelRole.REFERENCE, "reference log-probs", 1
-    yield ModelRole.CRITIC, "values", 1
-    yield ModelRole.CRITIC, "critic update", update
-    yield ModelRole.ACTOR, "update", update
+        yield _Computed(_Stage.FORWARD, ModelRole.ACTOR, "old log-probs", 1)
+    yield _Computed(_Stage.FORWARD, ModelRole.REFERENCE, "reference log-probs", 1)
+    yield _Computed(_Stage.FORWARD, ModelRole.CRITIC, "values", 1)
+    yield _Computed(_Stage.UPDATE, ModelRole.CRITIC, "critic update", update)
+    yield _Computed(_Stage.UPDATE, ModelRole.ACTOR, "update", update)
+
+
+def _training(computed: Sequence[_Computed], passes: Mapping[str, Seconds], pools: Mapping[ModelRole, str]) -> Seconds:
+    """Return the sum over the stages of the busiest pool of each."""
+    busy: dict[_Stage, dict[str, Seconds]] = {}
+    for each in computed:
+        of_pool, pool = busy.setdefault(each.stage, {}), pools[each.role]
+        of_pool[pool] = of_pool.get(pool, Seconds(0.0, 0.0)) + passes[each.name]
+    return sum((_longest(of_pool.values()) for of_pool in busy.values()), Seconds(0.0, 0.0))
+
+
+def _longest(durations: Iterable[Seconds]) -> Seconds:
+    low, high = zip(*((each.low, each.high) for each in durations), strict=True)
+    return Seconds(max(low), max(high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +169,7 @@ class _Rate:
     bubble: float
     forward_seconds: float
 
-    def passes(self, units: int) -> Seconds:
+    def passes(self, units: float) -> Seconds:
         """Return the seconds of so many forward passes."""
         ideal = units * self.forward_seconds / (1 - self.bubble)
         return Seconds(ideal / self.mfu.high, ideal / self.mfu.low)

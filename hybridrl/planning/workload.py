@@ -41,7 +41,7 @@ class Workload:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that are trained on or scored."""
+        """Tokens that are trained on."""
         return self.num_samples * self.sample_tokens
 
     @property

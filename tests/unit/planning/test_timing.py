@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybridrl.planning.timing import MFU_BAND
-from tests.unit.planning.recipes import planned
+from tests.unit.planning.recipes import CONFIGS, planned
 
 
 def test_training_takes_its_operations_over_the_rate_of_its_ranks():
@@ -68,3 +68,33 @@ def test_every_model_computes_its_share():
     assert passes["reference log-probs"] == passes["old log-probs"]
     assert passes["critic update"].low == pytest.approx(4 * passes["values"].low)
     assert passes["values"].low < passes["old log-probs"].low  # no vocabulary
+
+
+GAE = ("algorithm.advantage.estimator=gae", "algorithm.samples_per_prompt=1", "algorithm.policy_loss.kl_coef=0.01")
+OWN_CRITIC = ("placement.critic=critic", "critic.parallel.tp_size=8", "critic.parallel.dp_size=1", "plan.num_nodes=3")
+
+
+def test_models_of_one_pool_take_turns_and_pools_compute_at_the_same_time():
+    together, apart = planned("qwen3-30b-a3b", *GAE).timing, planned("qwen3-30b-a3b", *GAE, *OWN_CRITIC).timing
+    assert together.training.high == pytest.approx(sum(each.high for each in together.passes.values()))
+    passes = {name: each.high for name, each in apart.passes.items()}
+    forward = max(passes["old log-probs"] + passes["reference log-probs"], passes["values"])
+    assert apart.training.high == pytest.approx(forward + max(passes["critic update"], passes["update"]))
+    assert apart.lag_0.high == pytest.approx(apart.rollout.high + apart.training.high + apart.weight_sync.high)
+
+
+def test_the_longest_pool_counts_whichever_it_is():
+    # 128 ranks of the actor against the critic's 8.
+    timing = planned("qwen3-30b-a3b", *GAE, *OWN_CRITIC[:3], "actor.parallel.dp_size=64", "plan.num_nodes=34").timing
+    assert timing.passes["critic update"].high > timing.passes["update"].high
+    assert timing.training.high == pytest.approx(timing.passes["values"].high + timing.passes["critic update"].high)
+
+
+def test_greedy_samples_are_scored_and_not_trained_on():
+    def rewards_over_update(*overrides: str) -> float:
+        model = ("reward.model.weight=1", f"reward.model.path={CONFIGS / 'models' / 'qwen3-30b-a3b'}")
+        passes = planned("qwen3-30b-a3b", "algorithm.samples_per_prompt=4", *model, *overrides).timing.passes
+        return passes["rewards"].low / passes["update"].low
+
+    with_greedy = rewards_over_update("algorithm.advantage.estimator=remax")
+    assert with_greedy == pytest.approx(5 / 4 * rewards_over_update("algorithm.advantage.estimator=rloo"))
