@@ -151,6 +151,13 @@ def test_a_device_is_full_to_the_sum_of_its_parts():
     assert worker.total == math.floor(0.85 * plan.cluster.memory_bytes)
 
 
+def test_fragments_are_a_share_of_the_state_and_of_what_comes_and_goes():
+    ranks = [device.parts for device in planned("qwen3-30b-a3b").memory.devices if device.pp_rank is not None]
+    for parts in ranks:
+        rest = sum(size for name, size in parts.items() if name not in ("runtime", "fragments"))
+        assert parts["fragments"] == int(0.05 * rest) and rest > 60 * GIB
+
+
 def test_roles_of_a_pool_add_their_state_and_take_turns_to_compute():
     gae = ("algorithm.advantage.estimator=gae", "algorithm.policy_loss.kl_coef=0.01", "algorithm.samples_per_prompt=1")
     plan = planned("qwen3-30b-a3b", *gae)
