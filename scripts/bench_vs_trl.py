@@ -96,6 +96,7 @@ def run_ours(case: Case, folder: Path) -> list[Step]:
         "name": "ours",
         "model.path": case.model,
         "actor.threads_per_rank": NUM_CORES,
+        "rollout.threads_per_rank": NUM_CORES,
         "actor.micro_batch.tokens": 8192,
         "actor.optimizer.lr": case.lr,
         "actor.optimizer.warmup_steps": case.warmup_steps,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -40,6 +41,7 @@ def run(out: Path, task: str, algorithm: str, seed: int, overrides: Sequence[str
     name = f"{task}-{algorithm}-{seed}"
     rows = read_metrics(out / name)
     if len(rows) < NUM_STEPS:
+        shutil.rmtree(out / name, ignore_errors=True)
         demo, own = (CONFIGS / "demo" / f"{stem}.yaml" for stem in (task, f"{task}-{algorithm}"))
         preset = "" if algorithm == "grpo" else f", {CONFIGS / 'algorithms' / f'{algorithm}.yaml'}"
         config = out / f"{name}.yaml"

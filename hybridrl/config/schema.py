@@ -321,6 +321,7 @@ class RolloutConfig:
     max_model_tokens: int = setting(2048, "Prompt and response together, at most", at_least=2)
     gpu_memory_fraction: float = setting(0.6, "Share of device memory for vLLM (cuda platform)", above=0, below=1)
     kv_cache_gib: int = setting(1, "KV cache size in GiB (cpu platform)", at_least=1)
+    threads_per_rank: int = setting(1, "CPU threads of each vLLM worker (cpu platform)", at_least=1)
     max_running_samples: int = setting(256, "Sequences decoded at once per replica", at_least=1)
     enforce_eager: bool = setting(False, "Skip graph capture and compilation")
 

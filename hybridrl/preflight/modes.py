@@ -89,6 +89,7 @@ def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, s
     else:
         yield "rollout.kv_cache_gib", "when platform is cuda"
         yield "actor.threads_per_rank", "when platform is cuda"
+        yield "rollout.threads_per_rank", "when platform is cuda"
     if config.data.task is TaskName.FILE:
         yield "sft.tool_fraction", "when data.task is file"
         yield from unread_of_reward(config.reward)

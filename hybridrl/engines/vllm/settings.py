@@ -22,7 +22,7 @@ def environment(platform: Platform, config: RolloutConfig, cores: Sequence[Seque
     """Return the environment variables that vLLM reads when its processes start.
 
     Args:
-        cores: CPU cores of each tensor-parallel worker (cpu platform); None lets the operating system place one thread each.
+        cores: CPU cores of each tensor-parallel worker (cpu platform); None lets the operating system place the threads.
     """
     variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
     if platform is not Platform.CPU:
@@ -38,7 +38,7 @@ def environment(platform: Platform, config: RolloutConfig, cores: Sequence[Seque
         "VLLM_CPU_OMP_THREADS_BIND": "nobind" if cores is None else "|".join(",".join(map(str, c)) for c in cores),
     }
     if cores is None:
-        variables["OMP_NUM_THREADS"] = "1"
+        variables["OMP_NUM_THREADS"] = str(config.threads_per_rank)
     if config.tp_size == 1:
         # One worker runs inside the engine process: a process and two hand-overs per token fewer than vLLM's default on CPU.
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -17,10 +17,11 @@ def test_each_worker_is_bound_to_its_cores():
     assert variables["VLLM_CPU_KVCACHE_SPACE"] == "3"
 
 
-def test_without_cores_each_worker_has_one_thread_anywhere():
-    variables = environment(Platform.CPU, RolloutConfig(), None)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_without_cores_the_threads_of_a_worker_run_anywhere(num_threads):
+    variables = environment(Platform.CPU, RolloutConfig(threads_per_rank=num_threads), None)
     assert variables["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-    assert variables["OMP_NUM_THREADS"] == "1"
+    assert variables["OMP_NUM_THREADS"] == str(num_threads)
 
 
 def test_a_core_list_per_worker_is_expected():
