@@ -529,7 +529,8 @@ class AlgorithmConfig:
 
     prompts_per_step: int = setting(32, "Prompts per step, over all replicas", at_least=1)
     samples_per_prompt: int = setting(8, "Samples per prompt: the group of group-normalised advantages", at_least=1)
-    mini_batches_per_step: int = setting(1, "Optimizer steps per batch", at_least=1)
+    mini_batches_per_step: int = setting(1, "Optimizer steps per pass over a batch", at_least=1)
+    epochs_per_step: int = setting(1, "Passes over each batch", at_least=1)
     max_sampling_rounds: int = setting(
         1,
         "Rounds of rollouts per step, at most: above 1, prompts whose samples all have the same reward are replaced by new "
@@ -545,6 +546,11 @@ class AlgorithmConfig:
     reward_kl: RewardKlConfig = setting(RewardKlConfig, "KL taken off the reward")
     rollout_correction: RolloutCorrectionConfig = setting(RolloutCorrectionConfig, "Off-policy correction")
     overlong: OverlongConfig = setting(OverlongConfig, "Length penalty")
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps per batch."""
+        return self.mini_batches_per_step * self.epochs_per_step
 
     @property
     def needs_reference(self) -> bool:

@@ -68,6 +68,6 @@ def _model_launch(config: ExperimentConfig, placed: PlacedRole, num_updates: int
             replays_routing=actor.router_replay is not RouterReplay.OFF,
         )
     if placed.role is ModelRole.CRITIC:
-        alone = critic.warmup_steps * config.algorithm.mini_batches_per_step
+        alone = critic.warmup_steps * config.algorithm.updates_per_step
         return replace(launch, optimizer=critic.optimizer, num_optimizer_steps=num_updates + alone)
     return launch

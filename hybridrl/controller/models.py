@@ -48,7 +48,8 @@ class Models:
     """The models of a run.
 
     Args:
-        num_mini_batches: Optimizer steps per batch.
+        num_mini_batches: Optimizer steps per pass over a batch.
+        num_epochs: Passes over a batch; the old log-probs, values and advantages stay those from before the first.
         reference: Asked by algorithms that need one.
         critic: Asked and updated by algorithms that need values.
     """
@@ -57,13 +58,14 @@ class Models:
         self,
         algorithm: Algorithm,
         num_mini_batches: int,
+        num_epochs: int,
         *,
         actor: ActorGroup,
         reference: ReferenceGroup | None,
         critic: CriticGroup | None,
     ) -> None:
         self._algorithm = algorithm
-        self._num_mini_batches = num_mini_batches
+        self._num_mini_batches, self._num_epochs = num_mini_batches, num_epochs
         self._actor = actor
         self._reference = reference if algorithm.needs_reference else None
         self._critic = critic if algorithm.needs_values else None
@@ -107,8 +109,8 @@ class Models:
             want_logprobs: Whether the actor's answers have log-probs.
         """
         num, weigh = self._num_mini_batches, self._algorithm.loss_weights
-        policies = mini_batches(policy, num, weigh) if policy else []
-        states = mini_batches(values, num, weigh) if values else []
+        policies = mini_batches(policy, num, weigh) * self._num_epochs if policy else []
+        states = mini_batches(values, num, weigh) * self._num_epochs if values else []
         updates, value_updates = [], []
         for actions, learnt in zip_longest(policies, states):
             actor = self._actor.update(actions, want_logprobs=want_logprobs) if actions else None

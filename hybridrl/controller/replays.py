@@ -53,6 +53,8 @@ class ReplayFiles:
     ) -> None:
         """Write a step if it is wanted; the updates then have log-probs. A step that did not update the policy is not written.
 
+        Of several passes over the batch, the first one is recorded.
+
         Args:
             values: [num_samples, max_tokens] of the state after each token; None without a critic.
         """
@@ -60,6 +62,7 @@ class ReplayFiles:
             return
         kl_coef = credit.metrics.get("reward/kl_coef")
         parts = mini_batches(policy, self._config.algorithm.mini_batches_per_step, self._weigh)
+        updates = updates[: len(parts)]
         recorded = ReplayStep(
             step=step,
             version=step,

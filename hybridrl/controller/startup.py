@@ -76,7 +76,7 @@ def start_roles(
     with sync_session() as session, _pools(config, placed, run_dir) as pools:
         rollout = _rollout(config, placed[config.placement.rollout], pools[config.placement.rollout], observe)
         num_steps = config.trainer.num_steps - (config.critic.warmup_steps if config.algorithm.needs_values else 0)
-        num_updates = num_steps * config.algorithm.mini_batches_per_step
+        num_updates = num_steps * config.algorithm.updates_per_step
         ranks = _megatron_pools(config, roles, placed, pools, num_updates, observe)
         try:
             rollout_maps = rollout.start()

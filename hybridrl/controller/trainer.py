@@ -109,7 +109,12 @@ class Trainer:
         self._algorithm = Algorithm(algorithm)
         self._actor = actor
         self._models = Models(
-            self._algorithm, algorithm.mini_batches_per_step, actor=actor, reference=reference, critic=critic
+            self._algorithm,
+            algorithm.mini_batches_per_step,
+            algorithm.epochs_per_step,
+            actor=actor,
+            reference=reference,
+            critic=critic,
         )
         self._num_warmup = critic_warmup_steps if self._algorithm.needs_values else 0
         self._rollout = rollout

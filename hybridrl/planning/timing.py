@@ -133,7 +133,7 @@ class _Computed:
 
 def _computed(config: ExperimentConfig, work: Workload) -> Iterator[_Computed]:
     """Yield what is computed in a step; rewards also of greedy samples, which are not trained on."""
-    update = _RECOMPUTED_UNITS[config.actor.recompute]
+    update = _RECOMPUTED_UNITS[config.actor.recompute] * config.algorithm.epochs_per_step
     yield _Computed(_Stage.REWARDS, ModelRole.REWARD_MODEL, "rewards", work.num_generated / work.num_samples)
     if config.algorithm.rollout_correction.old_policy is not OldPolicy.BYPASS:
         yield _Computed(_Stage.FORWARD, ModelRole.ACTOR, "old log-probs", 1)

@@ -13,8 +13,8 @@ def check_optimizer(report: Report, config: ExperimentConfig, command: Command) 
         total, keys = config.sft.num_steps, ("sft.num_steps",)
         _check_schedule(report, "actor.optimizer", config.actor.optimizer, total, keys)
         return
-    per_step, steps = config.algorithm.mini_batches_per_step, config.trainer.num_steps
-    product = ("trainer.num_steps", "algorithm.mini_batches_per_step")
+    per_step, steps = config.algorithm.updates_per_step, config.trainer.num_steps
+    product = ("trainer.num_steps", "algorithm.mini_batches_per_step", "algorithm.epochs_per_step")
     if not config.algorithm.needs_values:
         _check_schedule(report, "actor.optimizer", config.actor.optimizer, steps * per_step, product)
         return

@@ -53,6 +53,7 @@ def _trainer(
     *,
     kl_coef: float = 0.0,
     mini_batches: int = 1,
+    epochs: int = 1,
     max_rounds: int = 1,
     rollout_correction: RolloutCorrectionConfig | None = None,
     advantage: AdvantageConfig | None = None,
@@ -71,6 +72,7 @@ def _trainer(
         samples_per_prompt=SAMPLES,
         policy_loss=PolicyLossConfig(kl_coef=kl_coef),
         mini_batches_per_step=mini_batches,
+        epochs_per_step=epochs,
         max_sampling_rounds=max_rounds,
         rollout_correction=rollout_correction or RolloutCorrectionConfig(),
         advantage=advantage or AdvantageConfig(),
@@ -333,6 +335,16 @@ def test_mini_batches_of_actor_and_critic_alternate_and_weigh_a_global_batch_eac
     _trainer(world, FakeRecorder(), num_steps=1, mini_batches=2, advantage=GAE, critic=critic).run()
     assert world.diary[4:-1] == ["update v0", "update values v0"] * 2
     assert [batch.loss_weights.sum() for batch in critic.batches] == pytest.approx([1, 1])
+
+
+def test_each_epoch_passes_over_the_same_mini_batches_with_the_values_from_before_the_first() -> None:
+    world = World()
+    critic = FakeCritic(world)
+    _trainer(world, FakeRecorder(), num_steps=1, mini_batches=2, epochs=3, advantage=GAE, critic=critic).run()
+    assert world.diary[4:-1] == ["update v0", "update values v0"] * 6
+    first, second, third = (critic.batches[i : i + 2] for i in (0, 2, 4))
+    assert first == second == third
+    assert world.diary.count("old_logprobs v0") == 1
 
 
 def test_while_the_critic_warms_up_the_actor_stays_and_its_metrics_are_left_out() -> None:

@@ -174,7 +174,7 @@ COMMAND_LINE_FAULTS: list[tuple[tuple[str, ...], str]] = [
             "algorithm.mini_batches_per_step=2",
         ),
         "actor.optimizer.warmup_steps: got 6, expected less than the run's 6 optimizer step(s) (trainer.num_steps x "
-        "algorithm.mini_batches_per_step), since schedule is cosine; lower it or set actor.optimizer.schedule to constant",
+        "algorithm.mini_batches_per_step x algorithm.epochs_per_step), since schedule is cosine; lower it or set actor.optimizer.schedule to constant",
     ),
     (
         ("rollout.top_p=0.9", "trainer.max_logprob_gap=0.5"),
