@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridrl.cli.doctor import add_doctor_command
 from hybridrl.cli.export import add_export_command
 from hybridrl.cli.launch import Launch, launch_of
 from hybridrl.cli.launch import add_options as add_launch_options
@@ -170,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "parity":
             _add_parity_options(command)
     add_look_commands(commands)
+    add_doctor_command(commands)
     add_export_command(commands)
     return parser
 
