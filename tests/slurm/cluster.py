@@ -92,9 +92,10 @@ class SlurmCluster:
         return path.read_text() if path.exists() else ""
 
     def kill_node(self, name: str) -> None:
-        """Kill a node's daemon and everything that runs under it."""
-        pid = int((self.folder / f"slurmd-{name}.pid").read_text())
-        for process in [*_of_steps(name), *psutil.Process(pid).children(recursive=True), psutil.Process(pid)]:
+        """Kill a node that runs the only job: its daemon and the guards of its steps first, so that nobody tells the end of the rest."""
+        daemon = psutil.Process(int((self.folder / f"slurmd-{name}.pid").read_text()))
+        guards = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "slurmstepd"]
+        for process in [daemon, *guards, *_of_steps(name)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
