@@ -6,7 +6,6 @@ Everything about the job itself is in ``scripts/slurm/train.sbatch``; this compo
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import shutil
 import subprocess
@@ -156,9 +155,7 @@ def _container(text: str) -> str:
 
 def _sbatch(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=SUBMIT_TIMEOUT_S, env=os.environ, check=True
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SUBMIT_TIMEOUT_S, check=True)
     except subprocess.CalledProcessError as e:
         raise EngineError(f"sbatch refuses the job: {e.stderr.strip()}") from e
     except subprocess.TimeoutExpired as e:

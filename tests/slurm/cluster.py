@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from hybridrl.roles.ports import free_port
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
 NODES = ("n0", "n1")
 _CONFIG = """
@@ -77,7 +79,7 @@ class SlurmCluster:
         return dict(field.split("=", 1) for field in text.split() if "=" in field)
 
     def wait(self, job: str, condition: Callable[[dict[str, str]], bool], timeout_s: float) -> dict[str, str]:
-        """Wait until the job's state fulfils a condition; on the way a requeued job starts again without a delay."""
+        """Wait until the job's state fulfils a condition."""
         deadline = time.monotonic() + timeout_s
         while True:
             state = self.state(job)
@@ -112,7 +114,7 @@ def slurm_cluster(folder: Path, task_prolog: str = "") -> Iterator[SlurmCluster]
     Args:
         task_prolog: Lines of a shell script that Slurm runs before each task.
     """
-    ports = [_free_port() for _ in range(3)]
+    ports = [free_port("127.0.0.1") for _ in range(3)]
     host = socket.gethostname().split(".")[0]
     lines = [
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=2000 State=UNKNOWN"
@@ -175,9 +177,3 @@ def _of_steps(node: str) -> list[psutil.Process]:
             if process.environ().get("SLURMD_NODENAME") == node:
                 found.append(process)
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
