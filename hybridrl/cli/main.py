@@ -4,7 +4,7 @@ Commands that look at what runs have written are in ``look.py``.
 
 The only place that reads arguments. Everything that can be refused is refused here, before an engine is imported.
 Exit codes: 0 done, 1 the run failed, the engines disagree or the plan does not fit, 2 the configuration or the data is wrong, 75 stopped by
-SIGUSR1 and ready to go on by the same command, 130 interrupted.
+SIGUSR1 or SIGTERM and ready to go on by the same command, 130 interrupted.
 """
 
 from __future__ import annotations

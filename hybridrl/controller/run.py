@@ -64,7 +64,7 @@ def train(config: ExperimentConfig) -> int:
     if _is_trained(config, resumable):
         print(f"{Path(config.runs_dir) / config.name} has its {config.trainer.num_steps} steps already", flush=True)
         return 0
-    stop = StopRequest()
+    stop = StopRequest(on_term=bool(config.checkpoint.every_steps))
 
     def run(recorder: RunRecorder) -> Outcome:
         for note in dataset.notes:
@@ -109,10 +109,9 @@ def train(config: ExperimentConfig) -> int:
         return Outcome(_summary(result))
 
     num_steps = config.trainer.num_steps
-    with stop.listen():
-        return _recorded(
-            config, num_steps, _what_starts(config), run, tokenizer.decode, is_continued=is_continued(config)
-        )
+    return _recorded(
+        config, num_steps, _what_starts(config), run, tokenizer.decode, is_continued=is_continued(config), stop=stop
+    )
 
 
 def sft(config: ExperimentConfig) -> int:
@@ -150,13 +149,14 @@ def _recorded(
     decode: Decode = str,
     *,
     is_continued: bool = False,
+    stop: StopRequest | None = None,
 ) -> int:
     """Run inside a run folder that is left whole; print the last line."""
     recorder = RunRecorder(
         Path(config.runs_dir), config.name, resolved_yaml(config), num_steps, decode=decode, is_continued=is_continued
     )
     try:
-        with stop_signals(), recorder:
+        with stop_signals(stop), recorder:
             for tracker in open_trackers(config, recorder.run_dir):
                 recorder.track(tracker)
             recorder.status(status)
