@@ -12,7 +12,7 @@ from tests.slurm.cluster import SlurmCluster, has_ended, missing_programs, slurm
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(bool(missing_programs()), reason=f"not installed: {', '.join(missing_programs())}"),
 ]
 GO_ON = ("checkpoint.every_steps=5", "trainer.resume=auto")
