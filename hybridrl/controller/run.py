@@ -19,6 +19,7 @@ from hybridrl.controller.checkpointing import Checkpointer
 from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.model_reward import ModelScorer
 from hybridrl.controller.parity import require_parity
+from hybridrl.controller.profiles import StepProfiles
 from hybridrl.controller.replays import ReplayFiles
 from hybridrl.controller.resuming import Resumed, checkpoints_folder, find_resumable, is_continued, load_newest
 from hybridrl.controller.startup import start_actor, start_roles
@@ -99,6 +100,7 @@ def train(config: ExperimentConfig) -> int:
                 start=resumed.state if resumed else None,
                 replays=ReplayFiles(config, recorder.run_dir, stop_texts),
                 stop=stop,
+                profiled=StepProfiles(config.profile, roles.processes).around,
             )
             result = trainer.run()
             if result.is_stopped:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hybridrl.config.schema import ExperimentConfig, RouterReplay
 from hybridrl.controller.connection import Connector
 from hybridrl.controller.launches import megatron_launch, place_pools
 from hybridrl.controller.probe import make_probe
+from hybridrl.controller.profiles import profile_launch
 from hybridrl.controller.weight_sync import WeightSyncer
+from hybridrl.engines.profiler import ProfileLaunch
 from hybridrl.layout.cost import SequenceCost, sequence_cost
 from hybridrl.layout.families import read_model_spec
 from hybridrl.layout.roles import ModelRole, PlacedRole, by_pool, megatron_roles
@@ -50,11 +52,16 @@ class MegatronModels:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Roles that are up; actor and replicas hold the same weights as version 0 and are connected."""
+    """Roles that are up; actor and replicas hold the same weights as version 0 and are connected.
+
+    Attributes:
+        processes: All of them, each once.
+    """
 
     models: MegatronModels
     rollout: RolloutReplicas
     weight_sync: WeightSyncer
+    processes: tuple[MegatronPool | RolloutReplicas, ...]
 
 
 @contextmanager
@@ -74,17 +81,18 @@ def start_roles(
     roles = megatron_roles(config)
     placed = place_pools(config, roles, config.rollout.num_replicas)
     with sync_session() as session, _pools(config, placed, run_dir) as pools:
-        rollout = _rollout(config, placed[config.placement.rollout], pools[config.placement.rollout], observe)
+        profile = profile_launch(config.profile, run_dir)
+        rollout = _rollout(config, placed[config.placement.rollout], pools[config.placement.rollout], observe, profile)
         num_steps = config.trainer.num_steps - (config.critic.warmup_steps if config.algorithm.needs_values else 0)
         num_updates = num_steps * config.algorithm.updates_per_step
-        ranks = _megatron_pools(config, roles, placed, pools, num_updates, observe)
+        ranks = _megatron_pools(config, roles, placed, pools, num_updates, observe, profile)
         try:
             rollout_maps = rollout.start()
             wait_all([*[pool.start() for pool in ranks.values()], rollout_maps])
             models = _models(config, roles, ranks)
             actor_maps = wait_for(models.actor.shard_maps())
             syncer = connect(models.actor, rollout, actor_maps, rollout_maps.value(), config, session, probe_token_ids)
-            yield Roles(models, rollout, syncer)
+            yield Roles(models, rollout, syncer, (*ranks.values(), rollout))
         finally:
             rollout.close()
             for pool in ranks.values():
@@ -163,7 +171,13 @@ def _pools(
         yield {name: cluster.pool(pool.bundles, timeout_s) for name, pool in placed.items()}
 
 
-def _rollout(config: ExperimentConfig, placed: PoolPlacement, pool: ResourcePool, observe: Observe) -> RolloutReplicas:
+def _rollout(
+    config: ExperimentConfig,
+    placed: PoolPlacement,
+    pool: ResourcePool,
+    observe: Observe,
+    profile: ProfileLaunch | None,
+) -> RolloutReplicas:
     launch = RolloutLaunch(
         Path(config.model.path).absolute(),
         config.rollout,
@@ -171,6 +185,7 @@ def _rollout(config: ExperimentConfig, placed: PoolPlacement, pool: ResourcePool
         config.data.task,
         config.seed,
         records_routing=config.actor.router_replay is RouterReplay.R3,
+        profile=profile,
     )
     return RolloutReplicas(pool, placed.replicas, launch, timeouts=config.trainer, observe=observe)
 
@@ -182,13 +197,14 @@ def _megatron_pools(
     pools: Mapping[str, ResourcePool],
     num_updates: int,
     observe: Observe = unobserved,
+    profile: ProfileLaunch | None = None,
 ) -> dict[str, MegatronPool]:
     """Start the processes of all pools at once, which takes seconds for each."""
     return {
         name: MegatronPool(
             pools[name],
             placed[name].ranks,
-            megatron_launch(config, members, num_updates),
+            replace(megatron_launch(config, members, num_updates), profile=profile),
             timeouts=config.trainer,
             observe=observe,
         )
