@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridrl.cli.doctor import add_doctor_command
+from hybridrl.cli.doctor.command import add_doctor_command
 from hybridrl.cli.export import add_export_command
 from hybridrl.cli.launch import Launch, launch_of
 from hybridrl.cli.launch import add_options as add_launch_options
