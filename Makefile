@@ -97,13 +97,14 @@ $(TRL)/.packages: setup
 test-kills: setup  ## Kill a run 30 times at random moments and compare it with an undisturbed one (about half an hour)
 	@$(BIN)/python scripts/kill_test.py --kills 30 --folder runs/kill-test-$$(date +%Y%m%d-%H%M%S)
 
-lint: setup  ## Style, types, layers, C++ format, spelling
+lint: setup  ## Style, types, layers, C++ format, spelling, Dockerfile
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(if $(CLANG_SOURCES),$(BIN)/clang-format --dry-run -Werror $(CLANG_SOURCES))
 	@$(BIN)/codespell
+	@$(BIN)/hadolint Dockerfile
 	@for script in $(SHELL_SCRIPTS); do bash -n $$script; done
 
 format: setup  ## Let the formatters fix what they can
