@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hybridrl import __version__
 from hybridrl.cli.doctor.finding import Finding, Verdict
 
 VersionOf = Callable[[str], str]
@@ -26,7 +27,7 @@ def packages(version_of: VersionOf, cuda: str | None) -> Iterator[Finding]:
     Args:
         cuda: CUDA version that torch was built for; None for a CPU build.
     """
-    yield Finding("python", Verdict.OK, platform.python_version())
+    yield Finding("hybridrl", Verdict.OK, f"{__version__}, Python {platform.python_version()}")
     for name in _ESSENTIAL:
         version = _version(name, version_of)
         yield Finding(name, Verdict.OK, version) if version else Finding(name, Verdict.PROBLEM, "not installed", _SETUP)
