@@ -40,6 +40,10 @@ class EngineError(HybridRLError):
     """A training or generation engine that failed; names role, rank and phase."""
 
 
+class EngineLostError(EngineError):
+    """An engine whose processes have ended, though the process that drives it lives; only a new start helps."""
+
+
 class WeightSyncError(HybridRLError):
     """A weight sync that was not committed; the previous policy_version stays in force."""
 

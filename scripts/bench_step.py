@@ -103,14 +103,14 @@ class TimedMegatronWorker(MegatronWorker):
 class TimedReplica(RolloutReplica):
     """A replica that notes the time of each engine call, and the time in which vLLM has any request."""
 
-    def __init__(self, replica: int, launch: Any) -> None:
-        super().__init__(replica, launch)
+    def __init__(self, replica: int, *arguments: Any) -> None:
+        super().__init__(replica, *arguments)
         self._log = CallLog(f"rollout-{replica}")
         self._num_running, self._busy_since, self._busy_s = 0, 0.0, 0.0
 
-    async def start(self) -> Any:
+    async def start(self, is_joining: bool) -> Any:
         """Start vLLM and put clocks around its methods."""
-        maps = await super().start()
+        maps = await super().start(is_joining)
         for method in ("pause", "receive", "commit", "resume"):
             name = {"receive": "receive_weights"}.get(method, method)
             setattr(self._engine, method, self._timed(getattr(self._engine, method), name))
@@ -248,7 +248,7 @@ def bench_rollout(config: ExperimentConfig, num_rounds: int, *, is_plain_in_proc
         ray.get(plain.start.remote(launch, is_plain_in_process), timeout=config.trainer.startup_timeout_s)
         for number in range(WARMUP_ROUNDS + num_rounds):
             started = time.perf_counter()
-            samples = wait_for(replicas.generate(prompts, config.algorithm.samples_per_prompt))
+            samples = wait_for(replicas.generate(0, prompts, config.algorithm.samples_per_prompt))
             seconds = time.perf_counter() - started
             num_plain_tokens, plain_s = ray.get(plain.generate.remote(as_turns(samples, config)), timeout=300)
             wait_for(replicas.pause(60.0))  # drops the prefix cache, as a weight sync does

@@ -332,6 +332,11 @@ class RolloutConfig:
     threads_per_rank: int = setting(1, "CPU threads of each vLLM worker (cpu platform)", at_least=1)
     max_running_samples: int = setting(256, "Sequences decoded at once per replica", at_least=1)
     enforce_eager: bool = setting(False, "Skip graph capture and compilation")
+    max_restarts: int = setting(
+        3,
+        "Replicas that may be started again after they died, in one job; the next death ends it. With 0 every one does",
+        at_least=0,
+    )
 
 
 @dataclass

@@ -16,6 +16,7 @@ from hybridrl.data.generation import Completion
 from hybridrl.data.sample import Prompt, Sample
 from hybridrl.data.stream import StreamState
 from hybridrl.layout.roles import ModelRole
+from hybridrl.layout.shard import ShardMap
 from hybridrl.observability.records import Metric, RolloutRecord
 from hybridrl.rewards.result import RewardResult
 from hybridrl.roles.future import Future
@@ -135,7 +136,12 @@ class WeightSource(Protocol):
 
 
 class RolloutGroup(Protocol):
-    """The replicas that generate; see :class:`hybridrl.roles.rollout_group.RolloutReplicas`."""
+    """The replicas that generate; see :class:`hybridrl.controller.recovery.RecoveringRollout`."""
+
+    @property
+    def num_restarts(self) -> int:
+        """Replicas that were started again so far."""
+        ...
 
     def generate(
         self, prompts: Sequence[Prompt], samples_per_prompt: int, *, with_greedy: bool = False
@@ -145,6 +151,34 @@ class RolloutGroup(Protocol):
         Args:
             with_greedy: Play one more sample of each prompt, greedily.
         """
+        ...
+
+
+class ReplicaSet(Protocol):
+    """Replicas that come and go; see :class:`hybridrl.roles.rollout_group.RolloutReplicas`."""
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Numbers of the replicas that are there."""
+        ...
+
+    @property
+    def shard_maps(self) -> list[ShardMap]:
+        """Where each worker of the replicas that have started keeps the weights."""
+        ...
+
+    def generate(
+        self, replica: int, prompts: Sequence[Prompt], samples_per_prompt: int, *, with_greedy: bool = False
+    ) -> Future[list[Sample]]:
+        """Play samples on a replica."""
+        ...
+
+    def remove(self, replica: int) -> None:
+        """Forget a replica, and end what is left of it."""
+        ...
+
+    def add(self, replica: int) -> Future[list[ShardMap]]:
+        """Start a replica that was removed; it generates nothing until a weight sync was committed on it."""
         ...
 
 
@@ -182,7 +216,7 @@ class WeightDestination(Protocol):
 
 
 class WeightSync(Protocol):
-    """Brings new weights from the actor to all replicas; see :class:`hybridrl.controller.weight_sync.WeightSyncer`."""
+    """Brings new weights from the actor to all replicas; see :class:`hybridrl.controller.recovery.RecoveringRollout`."""
 
     def sync(self, version: int) -> SyncReport:
         """Bring the actor's weights into force as `version`.
@@ -202,6 +236,14 @@ class ProfiledGroup(Protocol):
 
     def end_profile(self) -> Future[None]:
         """Profile no more calls."""
+        ...
+
+
+class ReplicaSync(WeightSync, Protocol):
+    """A weight sync to whatever replicas there are; see :class:`hybridrl.controller.weight_sync.WeightSyncer`."""
+
+    def connect(self, rollout_maps: Sequence[ShardMap]) -> None:
+        """Connect the actor with the replicas that there are."""
         ...
 
 

@@ -20,6 +20,7 @@ from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.model_reward import ModelScorer
 from hybridrl.controller.parity import require_parity
 from hybridrl.controller.profiles import StepProfiles
+from hybridrl.controller.recovery import RecoveringRollout
 from hybridrl.controller.replays import ReplayFiles
 from hybridrl.controller.resuming import Resumed, checkpoints_folder, find_resumable, is_continued, load_newest
 from hybridrl.controller.startup import start_actor, start_roles
@@ -76,22 +77,23 @@ def train(config: ExperimentConfig) -> int:
             contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts)) as parts,
             start_roles(config, recorder.run_dir, dataset.train.first.token_ids, recorder.timeline.add) as roles,
         ):
+            rollout = RecoveringRollout(roles.rollout, roles.weight_sync, config.rollout.max_restarts, recorder.status)
             model = roles.models.reward_model
             scorer = ModelScorer(parts, model, config.reward) if model else parts
             resumed = load_newest(resumable, roles.models.states, recorder.status)
             if resumed:
                 dataset.train.restore(resumed.state.stream)
-                roles.weight_sync.sync(resumed.state.step)
+                rollout.sync(resumed.state.step)
             recorder.resume(resumed.state.step if resumed else 0)
             trainer = Trainer(
                 config.trainer,
                 config.algorithm,
                 actor=roles.models.actor,
-                rollout=roles.rollout,
-                weight_sync=roles.weight_sync,
+                rollout=rollout,
+                weight_sync=rollout,
                 prompts=dataset.train,
                 scorer=scorer,
-                evaluator=Evaluator(roles.rollout, scorer, dataset.evaluation, config.data.eval_samples_per_prompt),
+                evaluator=Evaluator(rollout, scorer, dataset.evaluation, config.data.eval_samples_per_prompt),
                 recorder=recorder,
                 reference=roles.models.reference,
                 critic=roles.models.critic,

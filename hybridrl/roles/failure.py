@@ -30,6 +30,7 @@ class Failure:
     Attributes:
         phase: What the role was asked to do, e.g. "update".
         text: The rank's own traceback, or what is known instead of one.
+        is_replaceable: Whether the rank died and can be started again by itself.
     """
 
     role: str
@@ -37,6 +38,19 @@ class Failure:
     phase: str
     kind: FailureKind
     text: str
+    is_replaceable: bool = False
+
+
+class RanksLostError(EngineError):
+    """Ranks died that can be started again by themselves. All calls that were waited for have ended, and no process was ended.
+
+    Attributes:
+        failures: Of the dead ranks.
+    """
+
+    def __init__(self, message: str, failures: Sequence[Failure]) -> None:
+        super().__init__(message)
+        self.failures = tuple(failures)
 
 
 _CONNECTION_MARKS = (
@@ -64,6 +78,12 @@ def kind_of_exception(text: str) -> FailureKind:
 def root_cause(failures: Sequence[Failure]) -> Failure:
     """Return the failure that explains the others; `failures` are in the order in which they were seen."""
     return min(failures, key=lambda failure: failure.kind)
+
+
+def lost_ranks(failures: Sequence[Failure]) -> list[Failure]:
+    """Return the deaths of replaceable ranks, if they explain all failures: the others only lost their connection to them."""
+    lost = [failure for failure in failures if failure.is_replaceable]
+    return lost if all(f.is_replaceable or f.kind is FailureKind.CONNECTION for f in failures) else []
 
 
 def to_error(failures: Sequence[Failure]) -> EngineError:

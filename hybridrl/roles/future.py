@@ -4,7 +4,8 @@
                                                                   the first failure anywhere (then at most `grace_s` more),
                                                                   a future's own deadline
 
-No wait is unbounded: a future has its deadline from birth.
+No wait is unbounded: a future has its deadline from birth. The death of a replaceable rank cuts no wait short, so that the others are whole
+and idle when it is started again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from hybridrl.roles.failure import Failure, to_error
+from hybridrl.roles.failure import Failure, RanksLostError, lost_ranks, to_error
 
 T_co = TypeVar("T_co", covariant=True)
 A = TypeVar("A")
@@ -35,7 +36,7 @@ class Future(Protocol[T_co]):
         ...
 
     def value(self) -> T_co:
-        """Return the combined answer; only when every rank has answered."""
+        """Return the combined answer; only when nothing is pending and nothing failed. What died with a replaceable rank is made good first."""
         ...
 
     def abandon(self) -> None:
@@ -96,6 +97,7 @@ def wait_all(futures: Sequence[Future[Any]], grace_s: float = GRACE_S, beside: S
         grace_s: Seconds to wait for further failures once one was seen, so that the root cause is among them.
 
     Raises:
+        RanksLostError: Replaceable ranks died, and nothing else is wrong.
         EngineError: See :func:`wait_for`.
     """
     give_up_at = float("inf")
@@ -105,10 +107,19 @@ def wait_all(futures: Sequence[Future[Any]], grace_s: float = GRACE_S, beside: S
         pending = [future for future in pending if not future.poll(_SLICE_S)]
         for future in beside:
             future.poll(0.0)
-        if give_up_at == float("inf") and any(future.failures() for future in watched):
+        failures = _failures_of(watched)
+        if not failures or lost_ranks(failures):
+            give_up_at = float("inf")
+        elif give_up_at == float("inf"):
             give_up_at = time.monotonic() + grace_s
-    failures = [failure for future in watched for failure in future.failures()]
+    failures = _failures_of(watched)
+    if lost := lost_ranks(failures):
+        raise RanksLostError(str(to_error(failures)), lost)
     if failures:
         for future in watched:
             future.abandon()
         raise to_error(failures)
+
+
+def _failures_of(futures: Sequence[Future[Any]]) -> list[Failure]:
+    return [failure for future in futures for failure in future.failures()]

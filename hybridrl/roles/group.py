@@ -10,6 +10,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from hybridrl.errors import EngineLostError
 from hybridrl.roles.dispatch import Dispatch
 from hybridrl.roles.failure import Failure, FailureKind, kind_of_exception
 
@@ -31,6 +32,7 @@ class RoleGroup:
         dp_ranks: Data-parallel rank of each rank.
         ranks: What errors call each rank; None numbers them from 0.
         observe: Told of every answer.
+        is_replaceable: Whether a rank that died can be started again by itself.
     """
 
     def __init__(
@@ -40,12 +42,15 @@ class RoleGroup:
         dp_ranks: Sequence[int],
         ranks: Sequence[int] | None = None,
         observe: Observe = unobserved,
+        *,
+        is_replaceable: bool = False,
     ) -> None:
         assert len(actors) == len(dp_ranks), (len(actors), len(dp_ranks))
         self.role = role
         self.dp_ranks = tuple(dp_ranks)
         self.ranks = tuple(range(len(actors)) if ranks is None else ranks)
         self.observe = observe
+        self.is_replaceable = is_replaceable
         self._actors = list(actors)
 
     def call(
@@ -122,7 +127,8 @@ class RoleFuture(Generic[T]):
             self._answers[rank] = ray.get(ref)
         except RayTaskError as e:
             text = str(e)  # the remote traceback
-            self._fail(rank, kind_of_exception(text), text)
+            kind = FailureKind.DIED if isinstance(e.cause, EngineLostError) else kind_of_exception(text)
+            self._fail(rank, kind, str(e.cause) if kind is FailureKind.DIED else text)
         except RayActorError as e:
             self._fail(rank, FailureKind.DIED, f"its process ended (killed, or out of memory?): {e}")
         except RayError as e:
@@ -134,4 +140,5 @@ class RoleFuture(Generic[T]):
         self._pending = []
 
     def _fail(self, rank: int, kind: FailureKind, text: str) -> None:
-        self._failures.append(Failure(self._group.role, self._group.ranks[rank], self._phase, kind, text))
+        group, can_restart = self._group, self._group.is_replaceable and kind is FailureKind.DIED
+        self._failures.append(Failure(group.role, group.ranks[rank], self._phase, kind, text, can_restart))

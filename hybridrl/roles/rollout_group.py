@@ -1,16 +1,20 @@
-"""The rollout role as the controller sees it: prompts out to all replicas, samples back in order.
+"""The rollout role as the controller sees it: replicas that play prompts and take weights.
 
 Replicas come and go (:meth:`RolloutReplicas.remove`, :meth:`RolloutReplicas.add`); each keeps its number, its slot and the ranks of its
-workers, whoever else is there. After either, connect the weight sync again.
+workers, whoever else is there. After either, connect the weight sync again. Once all have started, one that dies is a replaceable rank
+(``failure.py``), unless ``rollout.max_restarts`` is 0.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from hybridrl.config.schema import RolloutConfig, TrainerConfig
 from hybridrl.data.generation import Completion, SamplingSpec
@@ -18,6 +22,7 @@ from hybridrl.data.sample import Prompt, Sample
 from hybridrl.errors import EngineError
 from hybridrl.layout.shard import ShardMap
 from hybridrl.roles.deadline import inner_s
+from hybridrl.roles.descendants import Descent
 from hybridrl.roles.dispatch import broadcast, per_rank
 from hybridrl.roles.future import Future, wait_for
 from hybridrl.roles.group import Observe, RoleGroup, unobserved
@@ -49,16 +54,23 @@ class RolloutReplicas:
         self._slots = tuple(slots)
         self._launch = launch
         self._maps: dict[int, list[ShardMap]] = {}
-        self._actors = {replica: self._start_process(replica) for replica in range(len(slots))}
+        self._descents: dict[int, ray.ObjectRef[Descent]] = {}
+        self._predecessors: defaultdict[int, list[Descent]] = defaultdict(list)
         self._observe = observe
-        self._group = self._regrouped()
         self._rollout: RolloutConfig = launch.rollout
         self._seed = launch.seed
         self._timeouts = timeouts
+        self._actors = {replica: self._start_process(replica) for replica in range(len(slots))}
+        self._group = self._grouped(self.replicas)
 
     def start(self) -> Future[list[ShardMap]]:
         """Start all replicas; the answer is where each worker keeps the weights, numbered through the replicas."""
-        return self._start(self._group, is_joining=False)
+        return self._start(self.replicas, is_joining=False)
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Numbers of the replicas that are there."""
+        return tuple(self._actors)
 
     @property
     def num_replicas(self) -> int:
@@ -71,10 +83,11 @@ class RolloutReplicas:
         return _concatenate([self._maps[replica] for replica in self._actors if replica in self._maps])
 
     def remove(self, replica: int) -> None:
-        """Forget a replica, which may be dead already, and end what is left of it."""
+        """Forget a replica, which may be dead already, and end it; :meth:`add` waits until its processes are gone."""
         ray.kill(self._actors.pop(replica))
+        self._predecessors[replica] += _answered(self._descents.pop(replica))
         self._maps.pop(replica, None)
-        self._group = self._regrouped()
+        self._group = self._grouped(self.replicas)
 
     def add(self, replica: int) -> Future[list[ShardMap]]:
         """Start a replica that was removed, on its old slot; it generates nothing until a weight sync was committed on it.
@@ -84,33 +97,24 @@ class RolloutReplicas:
         """
         assert replica not in self._actors, (replica, list(self._actors))
         self._actors = dict(sorted({**self._actors, replica: self._start_process(replica)}.items()))
-        self._group = self._regrouped()
-        joining = RoleGroup(ROLE, [self._actors[replica]], [0], [replica], self._observe)
-        return self._start(joining, is_joining=True)
+        self._group = self._grouped(self.replicas)
+        return self._start([replica], is_joining=True)
 
     def generate(
-        self, prompts: Sequence[Prompt], samples_per_prompt: int, *, with_greedy: bool = False
+        self, replica: int, prompts: Sequence[Prompt], samples_per_prompt: int, *, with_greedy: bool = False
     ) -> Future[list[Sample]]:
-        """Play `samples_per_prompt` samples of each prompt; the answer is in the order of the prompts.
+        """Play `samples_per_prompt` samples of each prompt on a replica; those of a prompt are next to each other, in order.
 
         Args:
             with_greedy: Play one more sample of each prompt, greedily.
         """
-        dealt = [list(prompts[first :: self.num_replicas]) for first in range(self.num_replicas)]
         sampling = SamplingSpec(
             self._rollout.temperature, self._rollout.top_p, self._rollout.max_response_tokens, (), self._seed
         )
-
-        def combine(values: list[list[Sample]]) -> list[Sample]:
-            groups: dict[str, list[Sample]] = {prompt.prompt_id: [] for prompt in prompts}
-            for sample in _concatenate(values):
-                groups[sample.prompt.prompt_id].append(sample)
-            return _concatenate(list(groups.values()))
-
-        return self._group.call(
+        return self._grouped([replica]).call(
             "generate",
-            per_rank([(part, samples_per_prompt, sampling, with_greedy) for part in dealt]),
-            combine,
+            broadcast(list(prompts), samples_per_prompt, sampling, with_greedy),
+            _concatenate,
             phase="rollout",
             timeout_s=self._timeouts.rollout_timeout_s,
         )
@@ -163,34 +167,44 @@ class RolloutReplicas:
     def close(self) -> None:
         """Stop vLLM and end all replicas."""
         stopping = self._group.call("shutdown", broadcast(), _nothing, phase="shutdown", timeout_s=_SHUTDOWN_TIMEOUT_S)
-        try:
+        with contextlib.suppress(EngineError):  # it was dead already, or is now
             wait_for(stopping)
-        except EngineError:
-            return  # it was dead already, or is now: waiting kills the role when it fails
         self._group.kill()
 
     def _call(self, method: str, *arguments: Any, timeout_s: float) -> Future[None]:
         return self._group.call(method, broadcast(*arguments), _nothing, phase=method, timeout_s=timeout_s)
 
     def _start_process(self, replica: int) -> ActorHandle[RolloutReplica]:
+        slot, before = self._slots[replica], tuple(self._predecessors[replica])
         python = self._launch.python(replica)
-        return self._pool.start_actor(RolloutReplica, self._slots[replica], replica, self._launch, python=python)
+        actor = self._pool.start_actor(RolloutReplica, slot, replica, self._launch, before, python=python)
+        self._descents[replica] = actor.descent.remote()
+        return actor
 
-    def _start(self, group: RoleGroup, *, is_joining: bool) -> Future[list[ShardMap]]:
+    def _start(self, replicas: Sequence[int], *, is_joining: bool) -> Future[list[ShardMap]]:
         def combine(values: list[list[ShardMap]]) -> list[ShardMap]:
-            self._maps.update(zip(group.ranks, values, strict=True))
+            self._maps.update(zip(replicas, values, strict=True))
             return _concatenate(values)
 
-        timeout_s = self._timeouts.startup_timeout_s
+        group, timeout_s = self._grouped(replicas, is_replaceable=False), self._timeouts.startup_timeout_s
         return group.call("start", broadcast(is_joining), combine, phase="start", timeout_s=timeout_s)
 
-    def _regrouped(self) -> RoleGroup:
-        replicas = list(self._actors)
-        return RoleGroup(ROLE, list(self._actors.values()), range(len(replicas)), replicas, self._observe)
+    def _grouped(self, replicas: Sequence[int], *, is_replaceable: bool = True) -> RoleGroup:
+        can_restart = is_replaceable and self._rollout.max_restarts > 0
+        actors, dp_ranks = [self._actors[replica] for replica in replicas], range(len(replicas))
+        return RoleGroup(ROLE, actors, dp_ranks, replicas, self._observe, is_replaceable=can_restart)
 
 
 def _concatenate(parts: list[list[Any]]) -> list[Any]:
     return [entry for part in parts for entry in part]
+
+
+def _answered(ref: ray.ObjectRef[Descent]) -> list[Descent]:
+    """Return a replica's answer, if it lived to give one."""
+    with contextlib.suppress(RayError):
+        ready, _ = ray.wait([ref], timeout=0)
+        return ray.get(ready)
+    return []
 
 
 def _nothing(values: list[Any]) -> None:

@@ -17,6 +17,7 @@ from hybridrl.data.generation import Completion, SamplingSpec
 from hybridrl.data.sample import Prompt, Sample
 from hybridrl.engines.profiler import ProfileLaunch
 from hybridrl.layout.shard import ShardMap
+from hybridrl.roles.descendants import Descent, end_descendants, lead_descendants
 from hybridrl.roles.node import this_node
 
 if TYPE_CHECKING:
@@ -60,11 +61,21 @@ class RolloutLaunch:
 
 
 class RolloutReplica:
-    """The methods that the role's group calls on every replica."""
+    """The methods that the role's group calls on every replica.
 
-    def __init__(self, replica: int, launch: RolloutLaunch) -> None:
+    Args:
+        predecessors: Those that had this place before.
+    """
+
+    def __init__(self, replica: int, launch: RolloutLaunch, predecessors: Sequence[Descent] = ()) -> None:
         self._replica = replica
         self._launch = launch
+        self._predecessors = tuple(predecessors)
+        self._descent = lead_descendants(this_node())
+
+    async def descent(self) -> Descent:
+        """Return what this process and all that it will start are known by."""
+        return self._descent
 
     async def start(self, is_joining: bool) -> list[ShardMap]:
         """Start vLLM with the checkpoint as version 0; return where each worker keeps the weights.
@@ -78,6 +89,7 @@ class RolloutReplica:
         from hybridrl.layout.families import read_model_spec
 
         launch = self._launch
+        await asyncio.to_thread(end_descendants, self._predecessors, this_node())
         self._loop = make_agent_loop(launch.task, load_tokenizer(launch.folder))
         spec = read_model_spec(launch.folder)
         self._engine = await RolloutEngine.start(

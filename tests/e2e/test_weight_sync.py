@@ -38,7 +38,7 @@ from hybridrl.layout.cost import sequence_cost
 from hybridrl.layout.families import read_model_spec
 from hybridrl.layout.roles import megatron_roles
 from hybridrl.roles import rollout_group
-from hybridrl.roles.future import wait_for, wait_for_both
+from hybridrl.roles.future import wait_all, wait_for, wait_for_both
 from hybridrl.roles.megatron_policy import MegatronActor
 from hybridrl.roles.megatron_pool import MegatronPool
 from hybridrl.roles.placement import place_pool
@@ -89,7 +89,9 @@ class Stack:
         return pids
 
     def sampled_versions(self) -> set[int]:
-        samples = wait_for(self.rollout.generate(PROMPTS, 1))
+        calls = [self.rollout.generate(replica, PROMPTS, 1) for replica in self.rollout.replicas]
+        wait_all(calls)
+        samples = [sample for call in calls for sample in call.value()]
         return {int(sample.policy_versions.max()) for sample in samples}
 
 
@@ -163,12 +165,12 @@ def test_replicas_die_and_come_back_and_hold_what_a_fresh_load_of_the_export_hol
     wait_for(rollout.add(1))
     assert stack.on_replica(1, "digests") == synced, "vLLM's own load of the export differs from what was synced"
 
-    waiting = rollout.generate(PROMPTS, 1)
+    waiting = rollout.generate(1, PROMPTS, 1)
     assert not waiting.poll(1.0), "a replica generated before its first commit"
     syncer.connect(rollout.shard_maps)
     again = syncer.sync(3)
     assert again.is_verified and again.wire_bytes == report.wire_bytes
-    assert {int(sample.policy_versions.max()) for sample in wait_for(waiting)} <= {2, 3}
+    assert {int(sample.policy_versions.max()) for sample in wait_for(waiting)} == {3}
     assert stack.sampled_versions() == {3}
     assert stack.actor_pids() == pids
 

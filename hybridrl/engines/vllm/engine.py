@@ -12,6 +12,7 @@ Invariants:
 - STALE means that some live weights may be new and others old, or that all are older than those in force elsewhere. Only a complete `receive` followed by `commit` leaves that state,
   and `resume` refuses until then, so nothing is ever sampled from a mixture.
 - `commit` drops every cached prefix and checks that vLLM did so before the new version number comes into force.
+- vLLM never answers what it was asked when its engine process died, so every wait for it also looks whether that still lives.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import enum
 import gc
 import itertools
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from vllm import SamplingParams
@@ -43,13 +44,16 @@ from hybridrl.engines.profiler import ProfileLaunch
 from hybridrl.engines.vllm.messages import encode, values_of
 from hybridrl.engines.vllm.requests import ConnectRequest, LearnRequest, ProfileRequest, ReceiveRequest
 from hybridrl.engines.vllm.settings import engine_arguments, environment
-from hybridrl.errors import EngineError, WeightSyncError
+from hybridrl.errors import EngineError, EngineLostError, WeightSyncError
 from hybridrl.layout.shard import CanonicalTensor, ShardMap
 from hybridrl.reshard.executor import TransferReport
 from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.transports import Rendezvous
 
+T = TypeVar("T")
+
 _HOLD_TIMEOUT_S = 10.0
+_LIVENESS_S = 0.5
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -131,6 +135,7 @@ class RolloutEngine:
         """Continue a token sequence; see :class:`TokenEngine`. Waits while the engine is paused; cancelling aborts.
 
         Raises:
+            EngineLostError: vLLM's engine process died; so raise the methods below.
             EngineError: The prompt leaves no room for a token, or vLLM failed.
         """
         room = self._max_model_tokens - len(token_ids)
@@ -155,7 +160,7 @@ class RolloutEngine:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
-                await self._llm.pause_generation(mode="wait", clear_cache=True)
+                await self._answer("pause", self._llm.pause_generation(mode="wait", clear_cache=True))
         except TimeoutError as e:
             if self._state is _State.RUNNING:  # whatever else it was, nothing may be sampled now
                 await self._llm.resume_generation()
@@ -178,7 +183,7 @@ class RolloutEngine:
                 f"rollout engine: the last weight transfer was not committed, so weights may be a mixture; version {self._version} "
                 "stays in force and nothing is sampled. Repeat the transfer and commit it, or restart the replica"
             )
-        await self._llm.resume_generation()
+        await self._answer("resume", self._llm.resume_generation())
         self._state = _State.RUNNING
         self._gate.set()
 
@@ -242,7 +247,7 @@ class RolloutEngine:
                 f"rollout engine: commit of version {version} in state {self._state.value}, last complete transfer "
                 f"{self._received}; version {self._version} stays in force"
             )
-        if not await self._llm.reset_prefix_cache():
+        if not await self._answer("commit", self._llm.reset_prefix_cache()):
             raise WeightSyncError(
                 f"rollout engine: vLLM kept cached prefixes of version {self._version}; version {version} is not committed"
             )
@@ -288,6 +293,8 @@ class RolloutEngine:
                 if output.finished:
                     return output.outputs[0]
         except (VLLMClientError, EngineDeadError, EngineGenerateError) as e:
+            if isinstance(e, EngineDeadError) or self._llm.errored:
+                raise _lost("generate", e) from e
             raise EngineError(
                 f"rollout engine: vLLM failed on a prompt of {len(token_ids)} tokens with {params}: {e}"
             ) from e
@@ -329,19 +336,32 @@ class RolloutEngine:
         )
 
     async def _set_version(self, version: int) -> None:
-        await self._llm.update_weight_version(str(version))
+        await self._answer("commit", self._llm.update_weight_version(str(version)))
         self._version = version
 
     async def _call(self, method: str, request: object) -> Any:
         """Call a method of the worker extension on every worker."""
         what = method.removeprefix("hybridrl_")
+        return values_of(await self._answer(what, self._llm.collective_rpc(method, args=(encode(request),))), what)
+
+    async def _answer(self, what: str, asked: Coroutine[Any, Any, T]) -> T:
+        """Wait for an answer of vLLM's engine process for as long as it lives."""
+        answer = asyncio.ensure_future(asked)
         try:
-            replies = await self._llm.collective_rpc(method, args=(encode(request),))
+            while not (await asyncio.wait([answer], timeout=_LIVENESS_S))[0]:
+                if self._llm.errored:
+                    raise EngineDeadError
+            return answer.result()
         except EngineDeadError as e:
-            raise EngineError(
-                f"rollout engine: {what} found vLLM's engine process dead ({e}); its last words are in this replica's log"
-            ) from e
-        return values_of(replies, what)
+            raise _lost(what, e) from e
+        finally:
+            answer.cancel()
+
+
+def _lost(what: str, error: Exception) -> EngineLostError:
+    return EngineLostError(
+        f"rollout engine: {what} found vLLM's engine process dead ({error}); its last words are in this replica's log"
+    )
 
 
 def _sampling_params(spec: SamplingSpec, room: int) -> SamplingParams:

@@ -156,6 +156,7 @@ class World:
     logprob_gap: float = 0.0
     fail_update_at: int | None = None
     interrupt_update_at: int | None = None
+    num_restarts: int = 0
 
     def generate(
         self, prompts: Sequence[Prompt], samples_per_prompt: int, *, with_greedy: bool = False

@@ -8,13 +8,13 @@ import types
 import pytest
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, WeightVersionSpan
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from hybridrl.data.generation import SamplingSpec
 from hybridrl.data.sample import FinishReason
 from hybridrl.engines.vllm.engine import RolloutEngine
 from hybridrl.engines.vllm.messages import Reply, encode
-from hybridrl.errors import EngineError, WeightSyncError
+from hybridrl.errors import EngineError, EngineLostError, WeightSyncError
 
 SAMPLING = SamplingSpec(1.0, 1.0, 8, (), None)
 
@@ -28,6 +28,9 @@ class FakeLlm:
         self.logprob_tokens = [7, 8]
         self.does_reset = True
         self.is_dead = False
+        self.errored = False
+        self.fails = False
+        self.never = False
         self.replies = [Reply(0, "report")]
         self.release = asyncio.Event()
         self.release.set()
@@ -38,6 +41,8 @@ class FakeLlm:
         await self.release.wait()
         if self.is_dead:
             raise EngineDeadError
+        if self.fails:
+            raise EngineGenerateError
         flat = FlatLogprobs()
         flat.token_ids, flat.logprobs = list(self.logprob_tokens), [-0.5, -0.25]
         output = CompletionOutput(0, "", [7, 8], None, flat, finish_reason=self.finish_reason)
@@ -64,6 +69,8 @@ class FakeLlm:
     async def collective_rpc(self, method, args):
         if self.is_dead:
             raise EngineDeadError
+        if self.never:
+            await asyncio.Event().wait()
         self.calls.append(method)
         return [encode(reply) for reply in self.replies]
 
@@ -210,7 +217,7 @@ def test_a_pause_in_vain_says_how_many_completions_still_run():
         ("version", "3", r"sampled by versions \['3'\], expected 0"),
         ("finish_reason", "abort", "ended with 'abort', expected stop or length"),
         ("logprob_tokens", [7, 9], "log-probs that do not belong to the sampled tokens"),
-        ("is_dead", True, "vLLM failed on a prompt of 1 tokens"),
+        ("is_dead", True, "generate found vLLM's engine process dead"),
     ],
 )
 def test_a_flawed_output_is_an_error_not_a_sample(flaw, value, message):
@@ -226,7 +233,33 @@ def test_a_flawed_output_is_an_error_not_a_sample(flaw, value, message):
 def test_a_dead_engine_is_named_by_the_call_that_found_it():
     async def test(engine, llm):
         llm.is_dead = True
-        with pytest.raises(EngineError, match="disconnect found vLLM's engine process dead"):
+        with pytest.raises(EngineLostError, match="disconnect found vLLM's engine process dead"):
             await engine.disconnect()
+
+    run(test)
+
+
+def test_an_engine_that_dies_before_it_answers_is_not_waited_for():
+    async def test(engine, llm):
+        await engine.pause(1.0)
+        llm.never = True
+        receiving = asyncio.create_task(receive(engine, 1))
+        await asyncio.sleep(0)
+        llm.errored = True
+        with pytest.raises(EngineLostError, match="receive found vLLM's engine process dead"):
+            await receiving
+
+    run(test)
+
+
+def test_a_request_that_fails_because_its_engine_died_is_a_lost_engine_and_otherwise_an_error():
+    async def test(engine, llm):
+        llm.fails = True
+        with pytest.raises(EngineError, match="vLLM failed on a prompt of 1 tokens") as caught:
+            await engine.generate([1], SAMPLING)
+        assert not isinstance(caught.value, EngineLostError)
+        llm.errored = True
+        with pytest.raises(EngineLostError, match="generate found vLLM's engine process dead"):
+            await engine.generate([1], SAMPLING)
 
     run(test)
