@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hybridrl.errors import EngineError
+from hybridrl.errors import EngineError, EngineLostError
 from hybridrl.roles.dispatch import broadcast, per_rank, scatter_dp
+from hybridrl.roles.failure import RanksLostError
 from hybridrl.roles.future import wait_for
 from hybridrl.roles.group import RoleGroup
 from hybridrl.roles.placement import Slot
@@ -44,6 +45,11 @@ class Echo:
             raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
         time.sleep(0.5)
         raise KeyError("no such expert")
+
+    def lose(self, rank: int) -> None:
+        """The engine that the rank drives ends, and the rank does not."""
+        if self._rank == rank:
+            raise EngineLostError("the engine process is dead")
 
     def die(self, rank: int) -> None:
         if self._rank == rank:
@@ -87,6 +93,24 @@ def test_a_time_out_names_role_ranks_phase_and_seconds(group: RoleGroup) -> None
     with pytest.raises(EngineError, match=r"^actor rank 2: no answer in phase train; gave up after 1 s$"):
         wait_for(group.call("dawdle", broadcast(2), list, phase="train", timeout_s=1))
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("method", "text"),
+    [("die", "its process ended"), ("lose", "the engine process is dead")],
+    ids=["process", "engine"],
+)
+def test_a_replaceable_rank_that_dies_or_whose_engine_does_ends_no_other(
+    pool: ResourcePool, method: str, text: str
+) -> None:
+    actors = [pool.start_actor(Echo, Slot(rank, 1, 0), rank) for rank in range(2)]
+    group = RoleGroup("rollout", actors, [0, 1], [4, 7], is_replaceable=True)
+    with pytest.raises(RanksLostError, match=rf"^rollout rank 7 died in phase test:\n{text}") as caught:
+        wait_for(group.call(method, broadcast(1), list, phase="test", timeout_s=30))
+    assert [failure.rank for failure in caught.value.failures] == [7]
+    survivor = RoleGroup("rollout", actors[:1], [0])
+    assert wait_for(survivor.call("echo", broadcast("here"), list, phase="test", timeout_s=30)) == [(0, "here")]
+    group.kill()
 
 
 def test_the_ranks_own_exception_is_shown_and_not_its_peers_lost_connections(group: RoleGroup) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from hybridrl.errors import EngineError
-from hybridrl.roles.failure import Failure, FailureKind
+from hybridrl.roles.failure import Failure, FailureKind, RanksLostError
 from hybridrl.roles.future import wait_all, wait_for, wait_for_both
 
 
@@ -73,3 +74,31 @@ def test_a_call_in_flight_beside_is_not_waited_for_but_its_failure_ends_the_wait
     with pytest.raises(EngineError, match="rollout rank 1 died"):
         wait_all([training], grace_s=0.1, beside=[rollout])
     assert training.is_abandoned and rollout.is_abandoned
+
+
+LOST = replace(_failure(FailureKind.DIED, "rollout", 1), is_replaceable=True)
+CUT = _failure(FailureKind.CONNECTION, "actor", 0)
+
+
+def test_the_death_of_a_replaceable_rank_is_told_once_every_call_has_ended_and_ends_no_process() -> None:
+    sender, receiver = Scripted(10, failures=[CUT]), Scripted(1, failures=[LOST])
+    with pytest.raises(RanksLostError, match="rollout rank 1 died in phase weight_sync") as caught:
+        wait_all([sender, receiver], grace_s=0.0)
+    assert sender.polls == 0 and caught.value.failures == (LOST,)
+    assert not sender.is_abandoned and not receiver.is_abandoned
+
+
+def test_a_connection_that_is_lost_before_the_death_is_seen_does_not_cut_the_wait_short() -> None:
+    sender, receiver, other = Scripted(1, failures=[CUT]), Scripted(5, failures=[LOST]), Scripted(40)
+    with pytest.raises(RanksLostError):
+        wait_all([sender, receiver, other], grace_s=0.1)
+    assert other.polls == 0
+
+
+@pytest.mark.parametrize("kind", [FailureKind.DIED, FailureKind.RAISED, FailureKind.TIMED_OUT])
+def test_any_other_failure_beside_the_death_of_a_replaceable_rank_ends_all(kind: FailureKind) -> None:
+    other, receiver = Scripted(2, failures=[_failure(kind)]), Scripted(1, failures=[LOST])
+    with pytest.raises(EngineError) as caught:
+        wait_all([other, receiver], grace_s=0.1)
+    assert not isinstance(caught.value, RanksLostError)
+    assert other.is_abandoned and receiver.is_abandoned
