@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import pytest
 import ray
+import torch
 
 from hybridrl.config.schema import Platform, WeightSyncConfig
 from hybridrl.controller.connection import Connector
@@ -16,11 +18,21 @@ from hybridrl.controller.probe import Probe
 from hybridrl.controller.weight_sync import WeightSyncer
 from hybridrl.errors import EngineError
 from hybridrl.roles.dispatch import broadcast, per_rank
+from hybridrl.roles.failure import RanksLostError
 from hybridrl.roles.group import RoleGroup
 from hybridrl.roles.placement import Slot
 from hybridrl.roles.resources import Cluster, ResourcePool
 from tests.e2e.thin_roles import DOOMED_RANK, ThinRank, all_maps
 
+
+class NoProbe:
+    """Thin ranks compute nothing that could be compared."""
+
+    def measure(self, *arguments: object) -> float:
+        return 0.0
+
+
+NO_PROBE: Any = NoProbe()
 pytestmark = pytest.mark.timeout(120)
 NUM_RANKS = 2
 LIMIT_S = 20.0  # far below the sync's own bound: a death is seen, not waited out
@@ -31,10 +43,12 @@ class ThinRole:
 
     dp_size = num_replicas = NUM_RANKS
 
-    def __init__(self, pool: ResourcePool, role: str, first_bundle: int, doomed_phase: str) -> None:
+    def __init__(
+        self, pool: ResourcePool, role: str, first_bundle: int, doomed_phase: str, *, is_replaceable: bool = False
+    ) -> None:
         slots = [Slot(first_bundle + rank, 1, 0) for rank in range(NUM_RANKS)]
         self.actors = [pool.start_actor(ThinRank, slot, role, rank, doomed_phase) for rank, slot in enumerate(slots)]
-        self.group = RoleGroup(role, self.actors, range(NUM_RANKS))
+        self.group = RoleGroup(role, self.actors, range(NUM_RANKS), is_replaceable=is_replaceable)
 
     def rendezvous(self) -> tuple[str, int]:
         return "127.0.0.1", 1  # shared memory needs none
@@ -100,6 +114,39 @@ def test_a_rank_that_dies_is_named_with_its_phase_and_nobody_samples(
         survivor = rollout.actors[0].may_sample
         if phase in ("commit", "receive_weights", "send_weights"):
             assert not _answer(survivor), "a replica may sample although the sync was not completed"
+    finally:
+        for handle in (*actor.actors, *rollout.actors):
+            ray.kill(handle)
+
+
+@pytest.mark.parametrize("phase", ["connect_sync", "receive_weights"])
+def test_training_ranks_outlive_a_replaceable_rank_that_dies_and_send_the_same_version_to_its_successor(
+    pool: ResourcePool, phase: str
+) -> None:
+    actor = ThinRole(pool, "actor", 0, "")
+    rollout = ThinRole(pool, "rollout", NUM_RANKS, phase, is_replaceable=True)
+    config = WeightSyncConfig(timeout_s=5.0)
+
+    def syncer() -> WeightSyncer:
+        connector = Connector(actor, rollout, all_maps("actor"), config, Platform.CPU, uuid.uuid4().hex[:12])
+        return WeightSyncer(actor, rollout, connector, config, NO_PROBE)
+
+    try:
+        ray.get([each.may_sample.remote() for each in (*actor.actors, *rollout.actors)], timeout=60)
+        started = time.monotonic()
+        broken = syncer()
+        with pytest.raises(RanksLostError, match=rf"^rollout rank {DOOMED_RANK} died in phase {phase}:"):
+            broken.connect(all_maps("rollout"))
+            broken.sync(1)
+        assert time.monotonic() - started < LIMIT_S
+        for handle in rollout.actors:
+            ray.kill(handle)
+        rollout = ThinRole(pool, "rollout", NUM_RANKS, "", is_replaceable=True)
+        again = syncer()
+        again.connect(all_maps("rollout"))
+        assert again.sync(1).is_verified
+        sent = torch.cat(ray.get([handle.weights.remote() for handle in actor.actors]))
+        assert all(torch.equal(sent, ray.get(handle.weights.remote())) for handle in rollout.actors)
     finally:
         for handle in (*actor.actors, *rollout.actors):
             ray.kill(handle)

@@ -42,6 +42,9 @@ class ThinRank:
         self._end: Any = None
 
     def connect_sync(self, rendezvous: Rendezvous, part: Plan) -> None:
+        self._die_in("connect_sync")
+        if self._end is not None:
+            self._end._transport.close()
         if self._role == "actor":
             self._end = Sender(part, self._rank, open_transport(rendezvous, part, source=self._rank))
         else:
@@ -68,6 +71,10 @@ class ThinRank:
     def resume(self) -> None:
         self._die_in("resume")
         self._is_paused = False
+
+    def weights(self) -> torch.Tensor:
+        """Return what this rank holds."""
+        return self._weights["w"]
 
     def may_sample(self) -> bool:
         """Whether a sample could be drawn, as :class:`RolloutEngine` decides it."""

@@ -294,7 +294,7 @@ class RolloutEngine:
                     return output.outputs[0]
         except (VLLMClientError, EngineDeadError, EngineGenerateError) as e:
             if isinstance(e, EngineDeadError) or self._llm.errored:
-                raise _lost("generate", e) from e
+                raise _lost("generate") from e
             raise EngineError(
                 f"rollout engine: vLLM failed on a prompt of {len(token_ids)} tokens with {params}: {e}"
             ) from e
@@ -353,14 +353,14 @@ class RolloutEngine:
                     raise EngineDeadError
             return answer.result()
         except EngineDeadError as e:
-            raise _lost(what, e) from e
+            raise _lost(what) from e
         finally:
             answer.cancel()
 
 
-def _lost(what: str, error: Exception) -> EngineLostError:
+def _lost(what: str) -> EngineLostError:
     return EngineLostError(
-        f"rollout engine: {what} found vLLM's engine process dead ({error}); its last words are in this replica's log"
+        f"rollout engine: {what} found vLLM's engine process dead; its last words are in this replica's log"
     )
 
 
