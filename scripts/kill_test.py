@@ -12,7 +12,7 @@ kill ends the run. At the end:
 - after each kill that ended the run, every checkpoint that has a manifest was intact, and the next start found one to go on from;
 - metrics.jsonl has every step once, and every value but times and rates equals the undisturbed run's to the bit;
 - every step trained on the very samples of the undisturbed run, and no sample occurs twice;
-- no process that was there at a kill is left.
+- no process that was there at a kill that the run survived is left.
 """
 
 from __future__ import annotations
@@ -207,6 +207,7 @@ def main() -> int:
     parser.add_argument("--targets", nargs="+", choices=(CONTROLLER, *TITLES), default=[CONTROLLER, *TITLES])
     parser.add_argument("--phases", nargs="+", choices=(START, *PHASES), default=[START, *PHASES])
     parser.add_argument("--seed", type=int, default=1, help="of targets, phases and moments")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of both runs")
     parser.add_argument("--folder", type=Path, required=True, help="for both runs and their logs")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -214,8 +215,9 @@ def main() -> int:
         *("actor.parallel.pp_size=1", "algorithm.prompts_per_step=8", "algorithm.samples_per_prompt=4"),
         *(f"trainer.num_steps={options.steps}", f"trainer.max_policy_lag={options.lag}"),
         *("trainer.eval_every_steps=5", "data.num_eval_prompts=16", "trainer.save_hf_at_end=false"),
-        *("trainer.resume=auto", "checkpoint.every_steps=1", "checkpoint.keep=2", "weight_sync.timeout_s=30"),
+        *("trainer.resume=auto", "checkpoint.every_steps=1", "checkpoint.keep=2", "weight_sync.timeout_s=60"),
         f"rollout.max_restarts={0 if options.lag else options.kills}",
+        *options.set,
     ]
     started = time.monotonic()
     Life(options.folder, "undisturbed", options.config, overrides).finish()
@@ -224,8 +226,9 @@ def main() -> int:
     num_samples = compare(options.folder / "killed", options.folder / "undisturbed", options.steps)
     ended = sum(kill.exit_code is not None for kill in kills)
     print(
-        f"{len(kills)} kills, {ended} of which ended the run and {len(kills) - ended} of which it survived in place, in {time.monotonic() - started:.0f} s: {options.steps} steps with the metrics "
-        f"of the undisturbed run, {num_samples} samples each used once, {sum(k.num_checkpoints for k in kills)} checkpoints found intact"
+        f"{len(kills)} kills, {ended} of which ended the run and {len(kills) - ended} of which it survived in place, in "
+        f"{time.monotonic() - started:.0f} s: {options.steps} steps with the metrics of the "
+        f"undisturbed run, {num_samples} samples each used once, {sum(k.num_checkpoints for k in kills)} checkpoints found intact"
     )
     return 0
 
