@@ -87,6 +87,10 @@ class RunRecorder:
         """Time a part of the step; the step's metrics get ``time_s/<name>``."""
         return self._phases.phase(name)
 
+    def running_phases(self) -> tuple[str, ...]:
+        """Return the parts of the step that run now; any thread may ask."""
+        return self._phases.running
+
     def resume(self, step: int) -> None:
         """Go on with a run before `step`; what the folder has of that step and later ones will come again, and is dropped."""
         for number, metrics in self._log.resume(step):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from hybridrl.config.schema import RewardConfig
+from hybridrl.observability.heartbeat import Identity
 from hybridrl.rewards.request import ScoreRequest
 from hybridrl.rewards.result import FailureKind, Score, ScoringFailure
 
@@ -28,11 +29,14 @@ from hybridrl.rewards.result import FailureKind, Score, ScoringFailure
 class ScoringProcess:
     """A process that is starting (`is_ready` False), idle (`index` None) or scoring sample `index`.
 
+    Args:
+        identity: That it shows its heartbeat under.
+
     Attributes:
         deadline_s: Monotonic time at which the current start or sample is given up.
     """
 
-    def __init__(self, config: RewardConfig, startup_timeout_s: float) -> None:
+    def __init__(self, config: RewardConfig, startup_timeout_s: float, identity: Identity) -> None:
         self.index: int | None = None
         self.is_ready = False
         self.deadline_s = time.monotonic() + startup_timeout_s
@@ -48,18 +52,18 @@ class ScoringProcess:
             start_new_session=True,
             env={**os.environ, "TMPDIR": self._folder},
         )
-        self._send({"config": base64.b64encode(pickle.dumps(config)).decode()})
+        self._send({"config": base64.b64encode(pickle.dumps((config, identity))).decode()})
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when the process replies or ends."""
         return self._stream(self._process.stdout).fileno()
 
-    def submit(self, index: int, request: ScoreRequest, timeout_s: float) -> None:
-        """Start scoring one sample."""
+    def submit(self, index: int, request: ScoreRequest, name: str, timeout_s: float) -> None:
+        """Start scoring one sample; `name` is shown to who asks what the process does."""
         assert self.is_ready and self.index is None, (self.is_ready, self.index)
         self.index = index
         self.deadline_s = time.monotonic() + timeout_s
-        self._send(asdict(request))
+        self._send({"name": name, **asdict(request)})
 
     def receive(self) -> Score | None:
         """Return the reply that has arrived: a score, or None once the reward is ready."""

@@ -47,6 +47,7 @@ class MegatronLaunch:
     Attributes:
         timeout_s: Bound on every collective.
         models: At most one of each role.
+        session: Of the run's heartbeats.
     """
 
     parallel: ParallelConfig
@@ -56,6 +57,7 @@ class MegatronLaunch:
     seed: int
     timeout_s: float
     models: tuple[ModelLaunch, ...]
+    session: str = ""
 
     @property
     def roles(self) -> str:

@@ -16,6 +16,7 @@ from hybridrl.config.schema import Platform, RolloutConfig, TaskName
 from hybridrl.data.generation import Completion, SamplingSpec
 from hybridrl.data.sample import Prompt, Sample
 from hybridrl.layout.shard import ShardMap
+from hybridrl.observability.heartbeat import HEARTBEAT, Identity
 from hybridrl.roles.node import this_node
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class RolloutLaunch:
         folder: HF checkpoint to start from, with its tokenizer.
         task: Which agent loop plays.
         records_routing: Whether samples carry the experts of their tokens.
+        session: Of the run's heartbeats.
     """
 
     folder: Path
@@ -42,6 +44,7 @@ class RolloutLaunch:
     task: TaskName
     seed: int
     records_routing: bool = False
+    session: str = ""
 
 
 class RolloutReplica:
@@ -50,6 +53,8 @@ class RolloutReplica:
     def __init__(self, replica: int, launch: RolloutLaunch) -> None:
         self._replica = replica
         self._launch = launch
+        self._identity = Identity(launch.session, ROLE, replica)
+        HEARTBEAT.show(self._identity)
 
     async def start(self, is_joining: bool) -> list[ShardMap]:
         """Start vLLM with the checkpoint as version 0; return where each worker keeps the weights.
@@ -71,6 +76,7 @@ class RolloutReplica:
             launch.platform,
             launch.seed + self._replica,
             moe_layers=spec.moe_layers if launch.records_routing else (),
+            identity=self._identity,
         )
         if is_joining:
             await self._engine.hold()

@@ -440,7 +440,7 @@ def test_no_evaluation_file_is_needed_without_evaluation(tmp_path: Path) -> None
             ("actor.parallel.dp_size=129",),
             "actor.parallel.dp_size: got 129, expected at most the 128 samples per optimizer step",
         ),
-        (("trainer.train_timeout_s=7",), None),
+        (("trainer.train_timeout_s=7", "trainer.hang_timeout_s=5"), None),
         (
             ("actor.optimizer.warmup_steps=120", "actor.optimizer.schedule=linear"),
             "actor.optimizer.warmup_steps: got 120, expected less than the run's 120 optimizer step(s) (sft.num_steps)",
