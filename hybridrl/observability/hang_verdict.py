@@ -118,8 +118,8 @@ def verdict(
     """
     cause, text = _cause([standpoint(report) for report in reports], pending)
     calls = [call.phase for call in pending if not cause or any(_is_of(report, call) for report in cause)]
-    phase = f"phase {_joined(calls or phases)}" if calls or phases else "no phase"
-    return f"hang in {phase}: no progress for {seconds:.0f} s; {text}"
+    place = f"in phase {_joined(calls or phases)}" if calls or phases else "between phases"
+    return f"hang {place}: no progress for {seconds:.0f} s; {text}"
 
 
 def _cause(points: Sequence[Standpoint], pending: Sequence[PendingCall]) -> tuple[list[ProcessReport], str]:
@@ -138,7 +138,13 @@ def _cause(points: Sequence[Standpoint], pending: Sequence[PendingCall]) -> tupl
     if absent:
         return _reports(absent), f"{_names(absent)} {'is' if len(absent) == 1 else 'are'} in no call{others}"
     if waiting:
-        return _reports(waiting), f"{_waiters(waiting)}: all that take part are in it, and it does not end"
+        is_one = len(_by_call(waiting)) == 1
+        end = (
+            "all that take part are in it, and it does not end"
+            if is_one
+            else "nobody is outside these calls, and none ends"
+        )
+        return _reports(waiting), f"{_waiters(waiting)}: {end}"
     names = _joined([f"{call.role} rank {call.rank}" for call in pending]) or "nobody"
     return [], f"{names} owes an answer, and every process waits for its next call"
 

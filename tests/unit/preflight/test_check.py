@@ -163,6 +163,11 @@ COMMAND_LINE_FAULTS: list[tuple[tuple[str, ...], str]] = [
         "tracking.prometheus_host: got a value, expected none: it is not read when tracking.prometheus_port is null; remove it",
     ),
     (
+        ("trainer.hang_timeout_s=300", "trainer.rollout_timeout_s=360"),
+        "trainer.hang_timeout_s: got 300, expected at most 80% of trainer.rollout_timeout_s 360, which would end a call before it is seen "
+        "to hang; lower it",
+    ),
+    (
         ("trainer.stop_at_accuracy=0.9", "trainer.eval_every_steps=0"),
         "trainer.stop_at_accuracy: got 0.9, expected null, since trainer.eval_every_steps is 0; turn evaluation on",
     ),
