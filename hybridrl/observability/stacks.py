@@ -79,12 +79,12 @@ def progress(session: str) -> dict[int, int]:
     return {found.pid: _page(found)[0] for found in _find(session)}
 
 
-def collect(session: str, timeout_s: float) -> list[ProcessReport]:
-    """Ask every process for its stacks, all at once; wait for those that are silent until `timeout_s` have passed.
+def collect(session: str, timeout_s: float, pid: int | None = None) -> list[ProcessReport]:
+    """Ask every process, or one, for its stacks, all at once; wait for those that are silent until `timeout_s` have passed.
 
     Children that have no heartbeat of their own are reported when they are stopped, and not otherwise.
     """
-    waiting = {found: (_size(found), 0, time.monotonic()) for found in _find(session)}
+    waiting = {found: (_size(found), 0, time.monotonic()) for found in _find(session, pid)}
     for found in waiting:
         _signal(found.pid, STACKS_SIGNAL)
     until, reports = time.monotonic() + timeout_s, _stopped_children([*waiting])
@@ -157,8 +157,8 @@ def _title(pid: int) -> str:
     return str(pid)
 
 
-def _find(session: str) -> Iterator[_Found]:
-    for pid in _pids():
+def _find(session: str, only: int | None = None) -> Iterator[_Found]:
+    for pid in _pids() if only is None else [only]:
         with contextlib.suppress(OSError):  # another user's, or gone by now
             for file in (_PROC / str(pid) / "fd").iterdir():
                 name = str(file.readlink()).removeprefix("/memfd:").removesuffix(" (deleted)")

@@ -21,9 +21,13 @@ from pathlib import Path
 from typing import IO
 
 from hybridrl.config.schema import RewardConfig
+from hybridrl.observability import stacks
+from hybridrl.observability.hang_verdict import standpoint
 from hybridrl.observability.heartbeat import Identity
 from hybridrl.rewards.request import ScoreRequest
 from hybridrl.rewards.result import FailureKind, Score, ScoringFailure
+
+_STACKS_S = 1.0
 
 
 class ScoringProcess:
@@ -38,6 +42,7 @@ class ScoringProcess:
 
     def __init__(self, config: RewardConfig, startup_timeout_s: float, identity: Identity) -> None:
         self.index: int | None = None
+        self._session = identity.session
         self.is_ready = False
         self.deadline_s = time.monotonic() + startup_timeout_s
         self._folder = tempfile.mkdtemp(prefix="hybridrl-reward-")
@@ -78,6 +83,12 @@ class ScoringProcess:
             return float(reply["reward"])
         self.is_ready = True
         return None
+
+    def place(self) -> str:
+        """Return what the process is in, for an error: ``; it was in `time.sleep(9)` (reward.py:6 in score)``; empty if it does not say."""
+        reports = stacks.collect(self._session, _STACKS_S, self._process.pid)
+        call = standpoint(reports[0]).call if reports else None
+        return "" if call is None else f"; it was in {call}"
 
     def kill(self) -> None:
         """End the process and its children now."""

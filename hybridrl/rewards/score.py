@@ -149,7 +149,7 @@ class ProcessScorer:
             elif time.monotonic() >= process.deadline_s and (index is not None or not process.is_ready):
                 if index is not None:
                     limit = f"no reward within reward.sample_timeout_s = {self._config.sample_timeout_s:g} s"
-                    scores[index] = ScoringFailure(FailureKind.TIMEOUT, limit)
+                    scores[index] = ScoringFailure(FailureKind.TIMEOUT, limit + process.place())
                 self._replace(position)
 
     def _wait(self, deadline_s: float) -> list[ScoringProcess]:
@@ -171,7 +171,9 @@ class ProcessScorer:
             self._step({}, deadline_s)
 
     def _start(self, position: int) -> ScoringProcess:
-        return ScoringProcess(self._config, self._config.timeout_s, Identity(self._session, "reward process", position))
+        return ScoringProcess(
+            self._config, self._config.timeout_s, Identity(self._session, f"reward process {position}")
+        )
 
     def _replace(self, position: int) -> None:
         self._processes[position].kill()

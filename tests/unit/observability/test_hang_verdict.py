@@ -128,12 +128,12 @@ def test_a_stuck_reward_is_named_with_its_sample_in_the_controllers_phase() -> N
     waits = ProcessReport(WAITS.identity, 1, "S", stacks=((Frame("/src/hybridrl/rewards/score.py", 150, "_wait"),),))
     idle = (*LIBRARY_WAIT, Frame("/src/hybridrl/rewards/worker.py", 45, "main", "requests.get()"))
     reports = [
-        process("reward process", 0, (*SLEEP, *idle[1:]), doing="sample 3 of prompt calc-7"),
-        process("reward process", 1, idle),
+        process("reward process 0", None, (*SLEEP, *idle[1:]), doing="sample 3 of prompt calc-7"),
+        process("reward process 1", None, idle),
         process("rollout", 0, RAY_IDLE),
     ]
     assert verdict([waits, *reports], [PendingCall("rollout", 0, "rollout")], ("reward",), 60) == (
-        "hang in phase reward: no progress for 60 s; reward process rank 0 is in `time.sleep(3600)` (/src/rewards.py:7 in score) "
+        "hang in phase reward: no progress for 60 s; reward process 0 is in `time.sleep(3600)` (/src/rewards.py:7 in score) "
         "for sample 3 of prompt calc-7"
     )
 
