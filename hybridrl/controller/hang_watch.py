@@ -36,7 +36,7 @@ from hybridrl.roles.group import pending_calls
 from hybridrl.roles.node_watch import NodeWatches
 
 _LOOKS_PER_LIMIT = 20
-_COLLECT_S = 3.0
+_COLLECT_S = 5.0
 _REACT_S = 10.0
 _CLEAN_UP_S = 60.0
 
@@ -135,8 +135,11 @@ class HangWatch:
     def _judge(self, seconds: float) -> HangError:
         reports, pending, phases = self.nodes.collect(_COLLECT_S), pending_calls(), self._phases()
         sentence = verdict(reports, pending, phases, seconds)
-        path = write_report(self._run_dir / "hang", sentence, reports)
-        return HangError(f"{sentence}\nThe stacks of all {len(reports)} processes are in {path}")
+        try:
+            where = f"are in {write_report(self._run_dir / 'hang', sentence, reports)}"
+        except OSError as e:  # perhaps what hangs is the file system
+            where = f"could not be written: {e}"
+        return HangError(f"{sentence}\nThe stacks of all {len(reports)} processes {where}")
 
     def _end(self, error: HangError) -> None:
         """Have the main thread raise the error; end the process when it does not."""

@@ -21,7 +21,7 @@ from hybridrl.observability.stacks import ProcessReport
 from hybridrl.roles.node import this_node
 
 T = TypeVar("T")
-_ANSWER_S = 5.0
+_ANSWER_S = 10.0
 
 
 class NodeWatch:

@@ -73,7 +73,6 @@ def test_a_rank_that_does_not_join_a_collective_is_named_with_those_that_wait(
         "checkpoint.every_steps=1",
         "trainer.resume=auto",
     )
-    print(seen)
     assert code == 75
     assert "the run failed (HangError)" in seen
     assert re.search(
@@ -109,7 +108,6 @@ def test_a_reward_that_sleeps_is_named_with_its_sample(
         "reward.sample_timeout_s=600",
         "reward.timeout_s=900",
     )
-    print(seen)
     assert code == 1
     assert re.search(
         r"hang in phase reward: no progress for \d+ s; reward process 0 is in `time\.sleep\(3600\)` \(\S*reward\.py:6 in score\) "
@@ -124,7 +122,6 @@ def test_a_sampler_that_is_stopped_is_named_and_ended(
 ) -> None:
     monkeypatch.setattr(rollout_group, "RolloutReplica", stuck_workers.StopsItsSampler)
     code, seen, stacks = train(*one_rank())
-    print(seen)
     assert code == 1
     assert re.search(
         r"hang in phase rollout: no progress for \d+ s; rollout rank 0's vLLM engine is stopped by a signal", seen

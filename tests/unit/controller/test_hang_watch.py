@@ -65,6 +65,15 @@ def test_a_run_in_which_nothing_moves_ends_with_the_verdict_and_its_processes(tm
     assert (tmp_path / "hang" / "stacks.txt").is_file()
 
 
+def test_a_verdict_that_cannot_be_written_is_raised_all_the_same(tmp_path: Path) -> None:
+    nodes = FakeNodes(lambda seconds: 0)
+    with pytest.raises(HangError) as caught, watch(tmp_path / "gone", nodes) as made, made.raised(), made.steps():
+        time.sleep(20)
+    assert "actor rank 1 is stopped by a signal\nThe stacks of all 1 processes could not be written: [Errno 2]" in str(
+        caught.value
+    )
+
+
 def test_a_call_that_advances_may_take_as_long_as_it_likes(tmp_path: Path) -> None:
     nodes, started = FakeNodes(lambda seconds: min(int(seconds / (LIMIT_S / 2)), 8)), time.monotonic()
     with pytest.raises(HangError), watch(tmp_path, nodes) as made, made.raised(), made.steps():
