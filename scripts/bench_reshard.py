@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +32,7 @@ from hybridrl.reshard.executor import Receiver, Sender, TensorSink, TransferRepo
 from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.planner import build_plan, lower_bound_bytes
 from hybridrl.reshard.transports import Rendezvous, open_transport
+from hybridrl.roles.ports import free_port
 
 TRAINING, GENERATION_TP = ParallelSizes(tp=2, pp=2, ep=2), 2
 NUM_TRAINING, NUM_RANKS = TRAINING.world_size, TRAINING.world_size + GENERATION_TP
@@ -53,6 +53,7 @@ MODEL = {
     "rms_norm_eps": 1e-6,
     "norm_topk_prob": True,
 }
+HOST = "127.0.0.1"
 TIMEOUT_S = 60.0
 STAGING_SLACK_BYTES = 1 << 16  # headers and alignment
 Tensors = Mapping[str, torch.Tensor]
@@ -67,6 +68,7 @@ class Options:
     rounds: int
     host: str
     port: int
+    store_port: int
     session: str
 
 
@@ -296,7 +298,7 @@ def measure(world: World, options: Options, rank: int, kind: str, baseline: Base
 
 def rank_main(rank: int, options: Options, results: multiprocessing.SimpleQueue[list[Result]]) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore(options.host, options.port + 1, NUM_RANKS, rank == 0)
+    store = dist.TCPStore(options.host, options.store_port, NUM_RANKS, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
     world = World(options.chunk_bytes)
     tensors = allocate(world.map_of(rank))
@@ -309,19 +311,6 @@ def rank_main(rank: int, options: Options, results: multiprocessing.SimpleQueue[
         results.put(found)
     dist.barrier()
     dist.destroy_process_group()
-
-
-def free_ports() -> int:
-    """Return the first of two neighbouring free ports."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
 
 
 def show(results: list[Result]) -> None:
@@ -363,8 +352,9 @@ def main() -> None:
         tuple(arguments.transports),
         arguments.chunk_mib << 20,
         arguments.rounds,
-        "127.0.0.1",
-        free_ports(),
+        HOST,
+        free_port(HOST),
+        free_port(HOST),
         uuid.uuid4().hex[:8],
     )
     context = multiprocessing.get_context("spawn")

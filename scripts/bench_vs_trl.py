@@ -30,6 +30,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from hybridrl.observability.run_folder import open_run
+
 ROOT = Path(__file__).resolve().parent.parent
 TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 NUM_CORES = len(os.sched_getaffinity(0))
@@ -114,8 +116,9 @@ def run_ours(case: Case, folder: Path) -> list[Step]:
     }
     config = ROOT / "configs" / "demo" / "reverse.yaml"
     _run([sys.executable, "-m", "hybridrl.cli.main", "train", config, *(f"{k}={v}" for k, v in settings.items())])
-    rows = [json.loads(line) for line in (folder / "ours" / "metrics.jsonl").read_text().splitlines()]
-    return [Step(row["time_s/step"], row["reward/mean"], row["response_tokens/mean"]) for row in rows]
+    series = open_run(folder / "ours").metrics().series
+    columns = [series[name] for name in ("time_s/step", "reward/mean", "response_tokens/mean")]
+    return [Step(*map(float, row)) for row in zip(*columns, strict=True)]
 
 
 def run_trl(case: Case, folder: Path) -> list[Step]:

@@ -9,7 +9,6 @@ and algorithm where there is one. OUT keeps the runs; those that are finished ar
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import subprocess
@@ -17,6 +16,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from hybridrl.errors import DataError
+from hybridrl.observability.run_folder import open_run
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 ALGORITHMS = ("ppo", "grpo", "rloo", "dapo", "gspo", "reinforce_pp")
@@ -39,8 +41,7 @@ class Curve:
 def run(out: Path, task: str, algorithm: str, seed: int, overrides: Sequence[str]) -> Curve:
     """Train, unless `out` holds the finished run, and read its metrics."""
     name = f"{task}-{algorithm}-{seed}"
-    rows = read_metrics(out / name)
-    if len(rows) < NUM_STEPS:
+    if num_steps_of(out / name) < NUM_STEPS:
         shutil.rmtree(out / name, ignore_errors=True)
         demo, own = (CONFIGS / "demo" / f"{stem}.yaml" for stem in (task, f"{task}-{algorithm}"))
         preset = "" if algorithm == "grpo" else f", {CONFIGS / 'algorithms' / f'{algorithm}.yaml'}"
@@ -51,16 +52,17 @@ def run(out: Path, task: str, algorithm: str, seed: int, overrides: Sequence[str
         settings += [f"trainer.num_steps={NUM_STEPS}", f"trainer.eval_every_steps={EVAL_EVERY}", *overrides]
         command = [sys.executable, "-m", "hybridrl.cli.main", "train", str(config), *settings]
         subprocess.run(command, check=True, stdout=sys.stderr)
-        rows = read_metrics(out / name)
-    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-    accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row]
+    series = open_run(out / name).metrics().series
+    rewards, accuracies = ([v for v in series[key] if v is not None] for key in ("reward/mean", "eval/accuracy"))
     return Curve(tuple(rewards), tuple(accuracies))
 
 
-def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Return the objects of ``metrics.jsonl``; none when the run has not begun."""
-    path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def num_steps_of(folder: Path) -> int:
+    """Return how many steps a run has finished; 0 when it has not begun."""
+    try:
+        return len(open_run(folder).metrics().steps)
+    except DataError:
+        return 0
 
 
 def table(curves: dict[str, list[Curve]]) -> str:

@@ -4,7 +4,7 @@ Commands that look at what runs have written are in ``look.py``.
 
 The only place that reads arguments. Everything that can be refused is refused here, before an engine is imported.
 Exit codes: 0 done, 1 the run failed, the engines disagree or the plan does not fit, 2 the configuration or the data is wrong, 75 stopped by
-SIGUSR1, or a rank died or the run hung, and the same command goes on with it, 130 interrupted.
+SIGUSR1 or SIGTERM, or a rank died or the run hung, and ready to go on by the same command, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridrl.cli.doctor import add_doctor_command
+from hybridrl.cli.doctor.command import add_doctor_command
 from hybridrl.cli.export import add_export_command
 from hybridrl.cli.launch import Launch, launch_of
 from hybridrl.cli.launch import add_options as add_launch_options

@@ -158,6 +158,14 @@ class WandbMode(enum.Enum):
     ONLINE = "online"
 
 
+class ProfileTool(enum.Enum):
+    """What records where the time of a process goes."""
+
+    OFF = "off"
+    TORCH = "torch"
+    NSYS = "nsys"
+
+
 class Recompute(enum.Enum):
     """Activations that are dropped after the forward pass."""
 
@@ -688,6 +696,29 @@ class TrackingConfig:
 
 
 @dataclass
+class ProfileConfig:
+    """Profiles of chosen roles, ranks and steps, in profiles/ of the run's folder."""
+
+    tool: ProfileTool = setting(
+        ProfileTool.OFF,
+        "torch writes Chrome traces; nsys runs the processes under Nsight Systems (cuda platform); off costs nothing",
+    )
+    roles: str = setting(
+        "actor", "Roles: some of actor, reference, critic, reward_model and rollout, with commas between"
+    )
+    ranks: str = setting(
+        "0",
+        "Ranks of each of these roles, written like steps; those of the rollout are its workers, numbered through the replicas",
+    )
+    steps: str = setting("2", "Steps: 0,10-12,/50 is step 0, steps 10 to 12 and every 50th")
+
+    @property
+    def role_names(self) -> tuple[str, ...]:
+        """The roles, one by one."""
+        return tuple(name.strip() for name in self.roles.split(","))
+
+
+@dataclass
 class PlacementConfig:
     """The pool of devices that each role runs in; pools are named here, and their sizes follow from their roles.
 
@@ -754,5 +785,6 @@ class ExperimentConfig:
     trainer: TrainerConfig = setting(TrainerConfig, "Loop")
     checkpoint: CheckpointConfig = setting(CheckpointConfig, "Checkpoints")
     tracking: TrackingConfig = setting(TrackingConfig, "Trackers")
+    profile: ProfileConfig = setting(ProfileConfig, "Profilers")
     sft: SftConfig = setting(SftConfig, "Supervised stage")
     plan: PlanConfig = setting(PlanConfig, "Assumptions of the prediction")

@@ -193,6 +193,18 @@ class WeightSync(Protocol):
         ...
 
 
+class ProfiledGroup(Protocol):
+    """Processes that can profile themselves; see :class:`hybridrl.roles.megatron_pool.MegatronPool`."""
+
+    def begin_profile(self, step: int) -> Future[None]:
+        """Profile the calls of a step on the ranks that are profiled."""
+        ...
+
+    def end_profile(self) -> Future[None]:
+        """Profile no more calls."""
+        ...
+
+
 class PromptStream(Protocol):
     """Training prompts without end."""
 

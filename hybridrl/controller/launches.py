@@ -30,15 +30,12 @@ def place_pools(config: ExperimentConfig, roles: Sequence[PlacedRole], num_repli
     }
 
 
-def megatron_launch(
-    config: ExperimentConfig, members: Sequence[PlacedRole], num_updates: int, session: str = ""
-) -> MegatronLaunch:
+def megatron_launch(config: ExperimentConfig, members: Sequence[PlacedRole], num_updates: int) -> MegatronLaunch:
     """Return what the ranks of one pool start with.
 
     Args:
         members: The roles of the pool, which have one layout.
         num_updates: Optimizer steps of the actor in the whole run.
-        session: Of the run's heartbeats.
     """
     parallel = members[0].parallel
     assert all(member.parallel == parallel for member in members), members
@@ -50,7 +47,6 @@ def megatron_launch(
         seed=config.seed,
         timeout_s=inner_s(config.trainer.train_timeout_s),
         models=tuple(_model_launch(config, member, num_updates) for member in members),
-        session=session,
     )
 
 

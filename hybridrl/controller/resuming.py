@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridrl.checkpoint.folder import CHECKPOINTS, Checkpoint, Found, find_at, find_checkpoints, none_usable
+from hybridrl.checkpoint.folder import CHECKPOINTS, MODEL, Checkpoint, Found, find_at, find_checkpoints, none_usable
 from hybridrl.config.schema import RESUME_AUTO, RESUME_NEVER, ExperimentConfig
 from hybridrl.controller.interfaces import SavedModel
 from hybridrl.controller.run_state import RunState, batch_settings, read_batch_settings, read_run_state
-from hybridrl.errors import CheckpointError, ConfigError
+from hybridrl.errors import CheckpointError, ConfigError, LayoutError
+from hybridrl.layout.families import differing_fields, read_hf_config
 from hybridrl.roles.future import wait_all, wait_for
 
 
@@ -42,7 +43,7 @@ def find_resumable(config: ExperimentConfig) -> Found:
     Raises:
         CheckpointError: There is something, but nothing that is complete.
         ConfigError: The run would write among checkpoints that it does not go on from, replace a run that has none, or
-            go on with batches of other sizes.
+            go on with batches of other sizes or with another model.
     """
     own = checkpoints_folder(config, Path(config.runs_dir) / config.name)
     if config.trainer.resume == RESUME_AUTO:
@@ -73,7 +74,7 @@ def _has_steps(run_dir: Path) -> bool:
 
 
 def _check_settings(config: ExperimentConfig, found: Found) -> None:
-    """Refuse what would change the batches of the run that is gone on with."""
+    """Refuse what would change the batches or the model of the run that is gone on with."""
     if not found.complete:
         return
     newest = found.complete[0].folder
@@ -83,8 +84,20 @@ def _check_settings(config: ExperimentConfig, found: Found) -> None:
         for key, value in before.items()
         if now.get(key) != value
     ]
+    if fields := _differing_fields(newest / MODEL, Path(config.model.path)):
+        problems.append(
+            f"model.path: {config.model.path} is another model than that of {newest}; config.json differs in {', '.join(fields)}"
+        )
     if problems:
         raise ConfigError(problems)
+
+
+def _differing_fields(saved: Path, own: Path) -> list[str]:
+    try:
+        before = read_hf_config(saved)
+    except (OSError, LayoutError):  # damaged, which loading says
+        return []
+    return differing_fields(before, read_hf_config(own))
 
 
 def load_newest(found: Found, models: Sequence[SavedModel], status: Callable[[str], None]) -> Resumed | None:

@@ -20,6 +20,7 @@ from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.hang_watch import HangWatch
 from hybridrl.controller.model_reward import ModelScorer
 from hybridrl.controller.parity import require_parity
+from hybridrl.controller.profiles import StepProfiles
 from hybridrl.controller.replays import ReplayFiles
 from hybridrl.controller.resuming import Resumed, checkpoints_folder, find_resumable, is_continued, load_newest
 from hybridrl.controller.startup import start_actor, start_roles
@@ -65,7 +66,7 @@ def train(config: ExperimentConfig) -> int:
     if _is_trained(config, resumable):
         print(f"{Path(config.runs_dir) / config.name} has its {config.trainer.num_steps} steps already", flush=True)
         return 0
-    stop = StopRequest()
+    stop = StopRequest(on_term=bool(config.checkpoint.every_steps))
 
     def run(recorder: RunRecorder) -> Outcome:
         for note in dataset.notes:
@@ -102,6 +103,7 @@ def train(config: ExperimentConfig) -> int:
                 start=resumed.state if resumed else None,
                 replays=ReplayFiles(config, recorder.run_dir, stop_texts),
                 stop=stop,
+                profiled=StepProfiles(config.profile, roles.processes).around,
             )
             with watch.steps():
                 result = trainer.run()
@@ -113,9 +115,9 @@ def train(config: ExperimentConfig) -> int:
         return Outcome(_summary(result))
 
     num_steps = config.trainer.num_steps
-    with stop.listen(), _told_how_to_go_on(config):
+    with _told_how_to_go_on(config):
         return _recorded(
-            config, num_steps, _what_starts(config), run, tokenizer.decode, is_continued=is_continued(config)
+            config, num_steps, _what_starts(config), run, tokenizer.decode, is_continued=is_continued(config), stop=stop
         )
 
 
@@ -158,13 +160,14 @@ def _recorded(
     decode: Decode = str,
     *,
     is_continued: bool = False,
+    stop: StopRequest | None = None,
 ) -> int:
     """Run inside a run folder that is left whole; print the last line."""
     recorder = RunRecorder(
         Path(config.runs_dir), config.name, resolved_yaml(config), num_steps, decode=decode, is_continued=is_continued
     )
     try:
-        with stop_signals(), recorder:
+        with stop_signals(stop), recorder:
             for tracker in open_trackers(config, recorder.run_dir):
                 recorder.track(tracker)
             recorder.status(status)

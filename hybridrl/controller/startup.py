@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hybridrl.config.schema import ExperimentConfig, RouterReplay
@@ -13,7 +13,9 @@ from hybridrl.controller.connection import Connector
 from hybridrl.controller.hang_watch import HangWatch
 from hybridrl.controller.launches import megatron_launch, place_pools
 from hybridrl.controller.probe import make_probe
+from hybridrl.controller.profiles import profile_launch
 from hybridrl.controller.weight_sync import WeightSyncer
+from hybridrl.engines.profiler import ProfileLaunch
 from hybridrl.layout.cost import SequenceCost, sequence_cost
 from hybridrl.layout.families import read_model_spec
 from hybridrl.layout.roles import ModelRole, PlacedRole, by_pool, megatron_roles
@@ -51,11 +53,16 @@ class MegatronModels:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Roles that are up; actor and replicas hold the same weights as version 0 and are connected."""
+    """Roles that are up; actor and replicas hold the same weights as version 0 and are connected.
+
+    Attributes:
+        processes: All of them, each once.
+    """
 
     models: MegatronModels
     rollout: RolloutReplicas
     weight_sync: WeightSyncer
+    processes: tuple[MegatronPool | RolloutReplicas, ...]
 
 
 @contextmanager
@@ -81,11 +88,11 @@ def start_roles(
     roles = megatron_roles(config)
     placed = place_pools(config, roles, config.rollout.num_replicas)
     with sync_session() as session, _pools(config, placed, run_dir, watch) as pools:
-        name = config.placement.rollout
-        rollout = _rollout(config, placed[name], pools[name], watch.session, observe)
+        name, profile = config.placement.rollout, profile_launch(config.profile, run_dir)
+        rollout = _rollout(config, placed[name], pools[name], watch.session, observe, profile)
         num_steps = config.trainer.num_steps - (config.critic.warmup_steps if config.algorithm.needs_values else 0)
         num_updates = num_steps * config.algorithm.updates_per_step
-        ranks = _megatron_pools(config, roles, placed, pools, num_updates, watch.session, observe)
+        ranks = _megatron_pools(config, roles, placed, pools, num_updates, watch.session, observe, profile)
         try:
             with watch.raised():
                 rollout_maps = rollout.start()
@@ -93,7 +100,7 @@ def start_roles(
                 models = _models(config, roles, ranks)
                 maps = wait_for(models.actor.shard_maps()), rollout_maps.value()
                 syncer = connect(models.actor, rollout, *maps, config, session, probe_token_ids)
-                yield Roles(models, rollout, syncer)
+                yield Roles(models, rollout, syncer, (*ranks.values(), rollout))
         finally:
             rollout.close()
             for pool in ranks.values():
@@ -178,7 +185,12 @@ def _pools(
 
 
 def _rollout(
-    config: ExperimentConfig, placed: PoolPlacement, pool: ResourcePool, session: str, observe: Observe
+    config: ExperimentConfig,
+    placed: PoolPlacement,
+    pool: ResourcePool,
+    session: str,
+    observe: Observe,
+    profile: ProfileLaunch | None,
 ) -> RolloutReplicas:
     launch = RolloutLaunch(
         Path(config.model.path).absolute(),
@@ -188,6 +200,7 @@ def _rollout(
         config.seed,
         records_routing=config.actor.router_replay is RouterReplay.R3,
         session=session,
+        profile=profile,
     )
     return RolloutReplicas(pool, placed.replicas, launch, timeouts=config.trainer, observe=observe)
 
@@ -200,13 +213,14 @@ def _megatron_pools(
     num_updates: int,
     session: str,
     observe: Observe = unobserved,
+    profile: ProfileLaunch | None = None,
 ) -> dict[str, MegatronPool]:
     """Start the processes of all pools at once, which takes seconds for each."""
     return {
         name: MegatronPool(
             pools[name],
             placed[name].ranks,
-            megatron_launch(config, members, num_updates, session),
+            replace(megatron_launch(config, members, num_updates), session=session, profile=profile),
             timeouts=config.trainer,
             observe=observe,
         )

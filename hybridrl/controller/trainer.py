@@ -26,6 +26,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from hybridrl.algos.algorithm import Algorithm
@@ -82,6 +84,7 @@ class Trainer:
         stop: Ends the run after the step under way once it is made.
         start: Where to go on; the roles hold that version, and the prompts stand where it says. None starts at step 0.
         replays: Writes chosen steps to files.
+        profiled: Brackets every step by its number.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Trainer:
         start: RunState | None = None,
         replays: StepReplays | None = None,
         stop: StopRequest | None = None,
+        profiled: Callable[[int], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._config = config
         self._batching = algorithm
@@ -125,6 +129,7 @@ class Trainer:
         self._recorder = recorder
         self._replays = replays
         self._stop = stop
+        self._profiled = profiled
         self._schedule = EvaluationSchedule(config.eval_every_steps, config.num_steps)
         self._in_flight: deque[Future[list[Sample]]] = deque()
         self._checkpoints = checkpoints
@@ -149,7 +154,8 @@ class Trainer:
         self._recorder.start_steps()
         is_stopped = self._is_stop_asked
         while not (self._is_over or is_stopped):
-            self._step(self._num_steps_taken)
+            with self._profiled(self._num_steps_taken):
+                self._step(self._num_steps_taken)
             self._num_steps_taken += 1
             is_stopped = self._is_stop_asked
             if self._checkpoints:

@@ -1,8 +1,8 @@
-"""Self-contained pages: a template beside this file with style, script and data put in. They load nothing from anywhere.
+"""Self-contained pages: a head and a template beside this file with style, script and data put in. They load nothing from anywhere.
 
 The data is one JSON object in a script element of its own. No text in it can end that element, because every ``<`` is written as an
-escape; and the page's script puts text into the document as text, never as markup. A content security policy in each template
-forbids the page every request.
+escape; and the page's script puts text into the document as text, never as markup. A content security policy in the head forbids
+the page every request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def write_page(path: Path, template: str, data: object) -> None:
     """Replace `path` by a page.
 
     Args:
-        template: Name of a file beside this one.
+        template: Name of a file beside this one, which goes on from the title in the head.
         data: JSON values; no NaN and no infinity.
     """
     head, tail = _filled(template)
@@ -37,7 +37,7 @@ def embedded_json(data: object) -> bytes:
 @cache
 def _filled(template: str) -> tuple[bytes, bytes]:
     """Return a page before and after its data."""
-    head, tail = _read(template).split(_DATA_MARK)
+    head, tail = (_read("page_head.html") + _read(template)).split(_DATA_MARK)
     head = head.replace("/*style*/", _read("page.css"))
     tail = tail.replace("/*script*/", _read("page.js"))
     if "/*plotly*/" in tail:

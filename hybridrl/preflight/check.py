@@ -26,6 +26,7 @@ from hybridrl.preflight.model import check_model
 from hybridrl.preflight.modes import check_modes
 from hybridrl.preflight.optimizer import check_optimizer
 from hybridrl.preflight.platform import check_platform
+from hybridrl.preflight.profile import check_profile
 from hybridrl.preflight.report import Report
 from hybridrl.preflight.roles import check_roles
 from hybridrl.preflight.sampling import check_sampling
@@ -105,6 +106,7 @@ def check_draft(draft: Draft, command: Command, *, is_plan: bool = False) -> Che
         check_tokens(report, config)
         check_sampling(report, config)
         check_algorithm(report, config)
+        check_profile(report, config)
     check_inputs(report, config, command)
     check_optimizer(report, config, command)
     check_modes(report, config, command)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 
-from hybridrl.config.schema import ExperimentConfig, LrSchedule, Platform, TaskName, TrainerConfig, WandbMode
+from hybridrl.config.schema import (
+    ExperimentConfig,
+    LrSchedule,
+    Platform,
+    ProfileTool,
+    TaskName,
+    TrainerConfig,
+    WandbMode,
+)
 from hybridrl.config.step_list import is_step_list
 from hybridrl.preflight.algorithm import unread_by_algorithm
 from hybridrl.preflight.command import Command
@@ -94,6 +102,7 @@ def _unread(config: ExperimentConfig, command: Command) -> Iterator[tuple[str, s
             "weight_sync",
             "trainer",
             "checkpoint",
+            "profile",
         )
         for section in (*sections, "data.eval_path", "data.num_eval_prompts", "data.eval_samples_per_prompt"):
             yield section, "by hybridrl sft"
@@ -121,6 +130,9 @@ def _unread_of_what_is_off(config: ExperimentConfig) -> Iterator[tuple[str, str]
     if not config.checkpoint.every_steps:
         for name in ("keep", "is_async", "timeout_s"):
             yield f"checkpoint.{name}", "when checkpoint.every_steps is 0"
+    if config.profile.tool is ProfileTool.OFF:
+        for name in ("roles", "ranks", "steps"):
+            yield f"profile.{name}", "when profile.tool is off"
     if config.tracking.wandb is WandbMode.OFF:
         yield "tracking.wandb_project", "when tracking.wandb is off"
     if config.tracking.prometheus_port is None:

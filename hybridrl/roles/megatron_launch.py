@@ -14,6 +14,7 @@ from hybridrl.config.schema import (
     Precision,
     Recompute,
 )
+from hybridrl.engines.profiler import ProfileLaunch
 from hybridrl.layout.roles import ModelRole
 
 
@@ -48,6 +49,7 @@ class MegatronLaunch:
         timeout_s: Bound on every collective.
         models: At most one of each role.
         session: Of the run's heartbeats.
+        profile: What is profiled; None profiles nothing.
     """
 
     parallel: ParallelConfig
@@ -58,8 +60,16 @@ class MegatronLaunch:
     timeout_s: float
     models: tuple[ModelLaunch, ...]
     session: str = ""
+    profile: ProfileLaunch | None = None
 
     @property
     def roles(self) -> str:
         """The roles, as errors name the ranks that they share."""
         return "+".join(model.role.value for model in self.models)
+
+    def python(self, rank: int) -> str | None:
+        """Return the command that runs Python for a rank; None for the usual one."""
+        profiled = [
+            model.role.value for model in self.models if self.profile and self.profile.covers(model.role.value, rank)
+        ]
+        return self.profile.python(f"{'+'.join(profiled)}_rank_{rank:05d}") if self.profile and profiled else None

@@ -51,7 +51,10 @@ class MegatronPool:
         self.timeouts = timeouts
         self.dp_size = sizes.dp
         self._dp_ranks = [sizes.coordinates(rank).dp for rank in range(sizes.world_size)]
-        self._actors = [pool.start_actor(MegatronWorker, slot, rank, launch) for rank, slot in enumerate(slots)]
+        self._actors = [
+            pool.start_actor(MegatronWorker, slot, rank, launch, python=launch.python(rank))
+            for rank, slot in enumerate(slots)
+        ]
         self._observe = observe
         self._group = RoleGroup(launch.roles, self._actors, self._dp_ranks, observe=observe)
 
@@ -71,6 +74,16 @@ class MegatronPool:
     def group(self, role: ModelRole) -> RoleGroup:
         """Return the ranks under the name of one of their roles."""
         return RoleGroup(role.value, self._actors, self._dp_ranks, observe=self._observe)
+
+    def begin_profile(self, step: int) -> Future[None]:
+        """Profile the calls of a step on the ranks that are profiled."""
+        timeout_s = self.timeouts.train_timeout_s
+        return self._group.call("begin_profile", broadcast(step), nothing, phase="begin_profile", timeout_s=timeout_s)
+
+    def end_profile(self) -> Future[None]:
+        """Profile no more calls."""
+        timeout_s = self.timeouts.train_timeout_s
+        return self._group.call("end_profile", broadcast(), nothing, phase="end_profile", timeout_s=timeout_s)
 
     def close(self) -> None:
         """End all ranks."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridrl.config.schema import Platform, PolicyLossConfig
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch, ValueBatch
+from hybridrl.engines.profiler import Profiler
 from hybridrl.errors import EngineError
 from hybridrl.layout.roles import ModelRole
 from hybridrl.layout.shard import Place, ShardMap
@@ -64,6 +65,7 @@ class MegatronWorker:
         self._policies: dict[ModelRole, MegatronEngine] = {}
         self._value_models: dict[ModelRole, ValueEngine] = {}
         self._connection: _Connection | None = None
+        self._profiler = Profiler(launch.profile, rank)
         self._writer = ThreadPoolExecutor(1)
         self._saving: dict[ModelRole, PendingRecord[FileRecord]] = {}
         os.environ.update(_environment(launch))
@@ -95,21 +97,25 @@ class MegatronWorker:
 
     def logprobs(self, role: ModelRole, batch: SequenceBatch, temperature: float) -> LogprobResult | None:
         """Run a policy forward; see :meth:`MegatronEngine.logprobs`."""
-        return self._policies[role].logprobs(batch, temperature)
+        with self._profiler.call(role.value, "logprobs"):
+            return self._policies[role].logprobs(batch, temperature)
 
     def values(self, batch: SequenceBatch) -> Floats | None:
         """Run the critic forward; see :meth:`ValueEngine.values`."""
-        return self._value_models[ModelRole.CRITIC].values(batch)
+        with self._profiler.call(ModelRole.CRITIC.value, "values"):
+            return self._value_models[ModelRole.CRITIC].values(batch)
 
     def rewards(self, batch: SequenceBatch) -> Floats | None:
         """Run the reward model forward; see :meth:`ValueEngine.rewards`."""
-        return self._value_models[ModelRole.REWARD_MODEL].rewards(batch)
+        with self._profiler.call(ModelRole.REWARD_MODEL.value, "rewards"):
+            return self._value_models[ModelRole.REWARD_MODEL].rewards(batch)
 
     def update(
         self, batch: PolicyBatch, loss: PolicyLossConfig, temperature: float, want_logprobs: bool
     ) -> UpdateMetrics | None:
         """Take one optimizer step of the actor; see :meth:`MegatronEngine.update`."""
-        return self._actor.update(batch, loss, temperature, want_logprobs)
+        with self._profiler.call(ModelRole.ACTOR.value, "update"):
+            return self._actor.update(batch, loss, temperature, want_logprobs)
 
     def update_supervised(self, batch: SequenceBatch, loss_weights: Floats) -> UpdateMetrics | None:
         """Take one supervised optimizer step of the actor; see :meth:`MegatronEngine.update_supervised`."""
@@ -117,7 +123,16 @@ class MegatronWorker:
 
     def update_values(self, batch: ValueBatch, clip_value: float | None) -> ValueMetrics | None:
         """Take one optimizer step of the critic; see :meth:`ValueEngine.update_values`."""
-        return self._value_models[ModelRole.CRITIC].update_values(batch, clip_value)
+        with self._profiler.call(ModelRole.CRITIC.value, "update"):
+            return self._value_models[ModelRole.CRITIC].update_values(batch, clip_value)
+
+    def begin_profile(self, step: int) -> None:
+        """Profile the calls of a step, if this rank is profiled."""
+        self._profiler.begin(step)
+
+    def end_profile(self) -> None:
+        """Profile no more calls."""
+        self._profiler.end()
 
     def connect_sync(self, rendezvous: Rendezvous, plan: Plan, verify: bool) -> None:
         """Connect to the rollout workers, which connect at the same time; an earlier connection is closed.

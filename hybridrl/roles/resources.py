@@ -160,14 +160,19 @@ class ResourcePool:
         self.nodes: list[str] = [nodes[index] for index in range(len(bundles))]
         self._bundles = in_node_order(bundles, self.nodes)
 
-    def start_actor(self, cls: type[T], slot: Slot, *arguments: Any) -> ActorHandle[T]:
-        """Start an actor on one bundle."""
+    def start_actor(self, cls: type[T], slot: Slot, *arguments: Any, python: str | None = None) -> ActorHandle[T]:
+        """Start an actor on one bundle.
+
+        Args:
+            python: Command that runs Python in its process; None is the usual one.
+        """
         handle: ActorHandle[T] = (
             ray.remote(cls)
             .options(
                 num_cpus=slot.num_cpus,
                 num_gpus=slot.num_gpus,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, self._bundles[slot.bundle]),
+                runtime_env=None if python is None else {"py_executable": python},
             )
             .remote(*arguments)
         )

@@ -152,6 +152,14 @@ class RolloutReplicas:
         """Put the received weights in force on all replicas and drop every cached prefix."""
         return self._call("commit", version, timeout_s=timeout_s)
 
+    def begin_profile(self, step: int) -> Future[None]:
+        """Profile the workers that are profiled, as of a step."""
+        return self._call("begin_profile", step, timeout_s=self._timeouts.rollout_timeout_s)
+
+    def end_profile(self) -> Future[None]:
+        """End the profiles."""
+        return self._call("end_profile", timeout_s=self._timeouts.rollout_timeout_s)
+
     def close(self) -> None:
         """Stop vLLM and end all replicas."""
         stopping = self._group.call("shutdown", broadcast(), _nothing, phase="shutdown", timeout_s=_SHUTDOWN_TIMEOUT_S)
@@ -165,7 +173,8 @@ class RolloutReplicas:
         return self._group.call(method, broadcast(*arguments), _nothing, phase=method, timeout_s=timeout_s)
 
     def _start_process(self, replica: int) -> ActorHandle[RolloutReplica]:
-        return self._pool.start_actor(RolloutReplica, self._slots[replica], replica, self._launch)
+        python = self._launch.python(replica)
+        return self._pool.start_actor(RolloutReplica, self._slots[replica], replica, self._launch, python=python)
 
     def _start(self, group: RoleGroup, *, is_joining: bool) -> Future[list[ShardMap]]:
         def combine(values: list[list[ShardMap]]) -> list[ShardMap]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hybridrl.config.schema import Platform, RolloutConfig, TaskName
 from hybridrl.data.generation import Completion, SamplingSpec
 from hybridrl.data.sample import Prompt, Sample
+from hybridrl.engines.profiler import ProfileLaunch
 from hybridrl.layout.shard import ShardMap
 from hybridrl.observability.heartbeat import HEARTBEAT, Identity
 from hybridrl.roles.node import this_node
@@ -36,6 +37,7 @@ class RolloutLaunch:
         task: Which agent loop plays.
         records_routing: Whether samples carry the experts of their tokens.
         session: Of the run's heartbeats.
+        profile: What is profiled; None profiles nothing.
     """
 
     folder: Path
@@ -45,6 +47,19 @@ class RolloutLaunch:
     seed: int
     records_routing: bool = False
     session: str = ""
+    profile: ProfileLaunch | None = None
+
+    def first_rank(self, replica: int) -> int:
+        """Return the rollout rank of a replica's worker 0; replicas number their workers through."""
+        return replica * self.rollout.tp_size
+
+    def python(self, replica: int) -> str | None:
+        """Return the command that runs Python for a replica; None for the usual one."""
+        first = self.first_rank(replica)
+        is_profiled = self.profile and any(
+            self.profile.covers(ROLE, first + rank) for rank in range(self.rollout.tp_size)
+        )
+        return self.profile.python(f"{ROLE}_replica_{replica:05d}") if self.profile and is_profiled else None
 
 
 class RolloutReplica:
@@ -82,7 +97,7 @@ class RolloutReplica:
             await self._engine.hold()
         return await self._engine.shard_maps(
             spec.tensors(),
-            first_rank=self._replica * launch.rollout.tp_size,
+            first_rank=launch.first_rank(self._replica),
             node=this_node(),
         )
 
@@ -130,6 +145,15 @@ class RolloutReplica:
     async def commit(self, version: int) -> None:
         """Put the received weights in force and drop every cached prefix."""
         await self._engine.commit(version)
+
+    async def begin_profile(self, step: int) -> None:
+        """Profile the workers that are profiled, as of a step."""
+        launch = self._launch
+        await self._engine.begin_profile(launch.profile, step, first_rank=launch.first_rank(self._replica))
+
+    async def end_profile(self) -> None:
+        """End the profiles."""
+        await self._engine.end_profile()
 
     async def shutdown(self) -> None:
         """Stop vLLM's processes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from hybridrl.reshard.executor import Sender, TransferReport, compare_reports
 from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.planner import build_plan
 from hybridrl.reshard.transports import Rendezvous, Transport, open_transport
+from hybridrl.roles.ports import free_port
 
 T = TypeVar("T")
 Wrap = Callable[[Transport], Transport]
@@ -60,7 +60,7 @@ class World:
             Place("actor", 0, "node", "actor-0"),
         )
         plan = build_plan([source], self.maps, chunk_bytes=chunk_bytes)
-        meet = Rendezvous("shm", uuid.uuid4().hex[:12], "127.0.0.1", _free_port(), 20.0)
+        meet = Rendezvous("shm", uuid.uuid4().hex[:12], "127.0.0.1", free_port("127.0.0.1"), 20.0)
         return self.run(self._transfer(plan, meet, tensors, version, wrap))
 
     async def _transfer(
@@ -118,9 +118,3 @@ def reference_logprobs(folder: Path, prompt: Sequence[int], completion: Completi
     with torch.no_grad():
         logits = model(tokens[None]).logits[0, len(prompt) - 1 : -1]
     return (logits / temperature).log_softmax(-1).gather(1, tokens[len(prompt) :, None])[:, 0]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

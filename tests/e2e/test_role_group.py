@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -156,3 +158,18 @@ def test_a_private_cluster_listens_on_loopback_only(group: RoleGroup) -> None:
         if connection.status == psutil.CONN_LISTEN
     }
     assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"} and listening
+
+
+class Environment:
+    def value(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+
+def test_a_process_can_be_started_by_a_command_of_its_own(pool: ResourcePool, tmp_path: Path) -> None:
+    script = tmp_path / "profiled python"
+    script.write_text('#!/bin/sh\nexport PROFILED=yes\nexec "$@"\n')
+    script.chmod(0o755)
+    for python, expected in ((shlex.join([str(script), sys.executable]), "yes"), (None, None)):
+        group = RoleGroup("actor", [pool.start_actor(Environment, Slot(0, 1, 0), python=python)], [0])
+        assert wait_for(group.call("value", broadcast("PROFILED"), list, phase="test", timeout_s=60)) == [expected]
+        group.kill()

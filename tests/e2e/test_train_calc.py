@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -37,9 +38,10 @@ def parallel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same on one rank."""
+    """The same on one rank, with profiles of its last step."""
     runs_dir = tmp_path_factory.mktemp("runs")
-    assert train(demo_config(runs_dir, "single", *one_rank("trainer.num_steps=2"))) == 0
+    overrides = ("trainer.num_steps=2", "profile.tool=torch", "profile.roles=actor,rollout", "profile.steps=1")
+    assert train(demo_config(runs_dir, "single", *one_rank(*overrides))) == 0
     return runs_dir / "single"
 
 
@@ -121,6 +123,24 @@ def test_the_timeline_has_every_call_of_every_rank_inside_the_phase_that_made_it
             assert phase_start <= start < end <= phase_end
     # Four steps and two evaluations.
     assert len([s for s in spans if s[:3] == ("rollout", "rank 0", "rollout")]) == 6
+
+
+def test_a_profiled_step_has_a_trace_of_every_call_and_other_steps_have_none(single: Path) -> None:
+    traces = {path.relative_to(single / "profiles").as_posix(): path for path in (single / "profiles").rglob("*.gz")}
+    assert sorted(traces) == [
+        "step_000001/actor_rank_00000_1_logprobs.json.gz",
+        "step_000001/actor_rank_00000_2_update.json.gz",
+        "step_000001/rollout_rank_00000_1_step.json.gz",
+    ]
+    logprobs, update, rollout = (_operators(path) for _, path in sorted(traces.items()))
+    assert {"aten::mm", "actor_rank_00000_2_update"} <= update and any("Backward" in name for name in update)
+    assert "aten::mm" in logprobs and not any("Backward" in name for name in logprobs)
+    assert any("unified_attention" in name for name in rollout)
+
+
+def _operators(path: Path) -> set[str]:
+    with gzip.open(path) as file:
+        return {event["name"] for event in json.load(file)["traceEvents"] if event["ph"] == "X"}
 
 
 def test_one_rank_and_four_compute_the_same_first_step(parallel: Path, single: Path) -> None:

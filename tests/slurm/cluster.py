@@ -79,13 +79,14 @@ class SlurmCluster:
         return dict(field.split("=", 1) for field in text.split() if "=" in field)
 
     def wait(self, job: str, condition: Callable[[dict[str, str]], bool], timeout_s: float) -> dict[str, str]:
-        """Wait until the job's state fulfils a condition."""
+        """Wait until the job's state fulfils a condition; a job that is done will not any more."""
         deadline = time.monotonic() + timeout_s
         while True:
             state = self.state(job)
             if condition(state):
                 return state
-            assert time.monotonic() < deadline, f"job {job} is {state['JobState']}: {state}\n{self.log(job)}"
+            is_pending = time.monotonic() < deadline and not has_ended(state)
+            assert is_pending, f"job {job} is {state['JobState']}: {state}\n{self.log(job)}"
             time.sleep(0.5)
 
     def log(self, job: str) -> str:

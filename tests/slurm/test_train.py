@@ -12,7 +12,7 @@ from tests.slurm.cluster import SlurmCluster, has_ended, missing_programs, slurm
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(bool(missing_programs()), reason=f"not installed: {', '.join(missing_programs())}"),
 ]
 GO_ON = ("checkpoint.every_steps=5", "trainer.resume=auto")
@@ -34,7 +34,7 @@ def submit(cluster: SlurmCluster, num_nodes: int, *overrides: str, options: tupl
 
 def test_two_nodes_train_together(tmp_path: Path) -> None:
     with slurm_cluster(tmp_path) as cluster:
-        job = submit(cluster, 2, "placement=split", *one_rank())
+        job = submit(cluster, 2, "placement.rollout=rollout", *one_rank())
         state = cluster.wait(job, has_ended, 300)
         log = cluster.log(job)
         assert state["JobState"] == "COMPLETED", log

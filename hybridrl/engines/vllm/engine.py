@@ -40,8 +40,9 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from hybridrl.config.schema import Platform, RolloutConfig
 from hybridrl.data.generation import Completion, Routing, SamplingSpec
 from hybridrl.data.sample import FinishReason
+from hybridrl.engines.profiler import ProfileLaunch
 from hybridrl.engines.vllm.messages import encode, values_of
-from hybridrl.engines.vllm.requests import ConnectRequest, LearnRequest, ReceiveRequest
+from hybridrl.engines.vllm.requests import ConnectRequest, LearnRequest, ProfileRequest, ReceiveRequest
 from hybridrl.engines.vllm.settings import engine_arguments, environment
 from hybridrl.errors import EngineError, WeightSyncError
 from hybridrl.layout.shard import CanonicalTensor, ShardMap
@@ -261,6 +262,14 @@ class RolloutEngine:
     async def disconnect(self) -> None:
         """Close every worker's transport."""
         await self._call("hybridrl_disconnect", None)
+
+    async def begin_profile(self, launch: ProfileLaunch | None, step: int, *, first_rank: int) -> None:
+        """Profile the workers whose ranks are profiled; see :class:`Profiler`."""
+        await self._call("hybridrl_begin_profile", ProfileRequest(launch, step, first_rank))
+
+    async def end_profile(self) -> None:
+        """End the profiles, of which there may be none."""
+        await self._call("hybridrl_end_profile", None)
 
     def shutdown(self) -> None:
         """Stop all processes of this replica."""

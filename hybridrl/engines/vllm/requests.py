@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hybridrl.engines.profiler import ProfileLaunch
 from hybridrl.layout.shard import CanonicalTensor
 from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.transports import Rendezvous
@@ -44,3 +45,16 @@ class ReceiveRequest:
     version: int
     verify: bool
     deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRequest:
+    """Asks the workers of a replica to profile themselves as of a step, if their ranks are profiled.
+
+    Attributes:
+        first_rank: Rollout rank of the replica's worker 0.
+    """
+
+    launch: ProfileLaunch | None
+    step: int
+    first_rank: int

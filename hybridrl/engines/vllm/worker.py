@@ -20,11 +20,12 @@ from torch import nn
 from vllm.platforms import current_platform
 
 from hybridrl.data.generation import Routing
+from hybridrl.engines.profiler import Profiler
 from hybridrl.engines.vllm.install import ModuleSink
 from hybridrl.engines.vllm.learn import LearnedLayout, learn_layout
 from hybridrl.engines.vllm.messages import Reply, decode, encode
 from hybridrl.engines.vllm.orphans import end_with
-from hybridrl.engines.vllm.requests import ConnectRequest, LearnRequest, ReceiveRequest
+from hybridrl.engines.vllm.requests import ConnectRequest, LearnRequest, ProfileRequest, ReceiveRequest
 from hybridrl.engines.vllm.routing import RoutingRecorder
 from hybridrl.errors import EngineError
 from hybridrl.layout.shard import Place, ShardMap
@@ -75,6 +76,7 @@ class WorkerExtension:
     _hybridrl_layout: LearnedLayout | None = None
     _hybridrl_connection: _Connection | None = None
     _hybridrl_routing: RoutingRecorder | None = None
+    _hybridrl_profiler: Profiler | None = None
 
     @_answered
     def hybridrl_end_with(self, owner_pid: int) -> None:
@@ -142,6 +144,19 @@ class WorkerExtension:
     def hybridrl_disconnect(self, request: None) -> None:
         """Close the transport, if one is open."""
         self._hybridrl_close()
+
+    @_answered
+    def hybridrl_begin_profile(self, request: ProfileRequest) -> None:
+        """Profile whatever this worker does from now on, if its rank is profiled."""
+        self._hybridrl_profiler = Profiler(request.launch, request.first_rank + self.rank)
+        self._hybridrl_profiler.begin(request.step)
+        self._hybridrl_profiler.enter("rollout", "step")
+
+    @_answered
+    def hybridrl_end_profile(self, request: None) -> None:
+        """End the profile, if there is one."""
+        if self._hybridrl_profiler is not None:
+            self._hybridrl_profiler.end()
 
     def _hybridrl_model(self) -> nn.Module:
         model: nn.Module = self.model_runner.get_model()

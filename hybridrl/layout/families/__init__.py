@@ -13,6 +13,7 @@ from hybridrl.layout.families.fields import HfFields
 from hybridrl.layout.families.harmless import HARMLESS
 from hybridrl.layout.model import ModelSpec
 
+_CONFIG = "config.json"
 _FAMILIES: dict[str, Callable[[HfFields], ModelSpec]] = {
     "deepseek_v2": deepseek.v2_spec,
     "deepseek_v3": deepseek.v3_spec,
@@ -66,7 +67,16 @@ def read_model_spec(folder: Path) -> ModelSpec:
     Raises:
         LayoutError: When the file is missing, is not JSON, or describes an unsupported model.
     """
-    path = folder / "config.json"
+    return model_spec(read_hf_config(folder), str(folder / _CONFIG))
+
+
+def read_hf_config(folder: Path) -> dict[str, object]:
+    """Read ``config.json`` in `folder`.
+
+    Raises:
+        LayoutError: When the file is missing, or is not a JSON object.
+    """
+    path = folder / _CONFIG
     try:
         config = json.loads(path.read_text())
     except FileNotFoundError as e:
@@ -77,4 +87,9 @@ def read_model_spec(folder: Path) -> ModelSpec:
         raise LayoutError(
             f"{path}: got {type(config).__name__}, expected a JSON object; restore it from the checkpoint"
         )
-    return model_spec(config, str(path))
+    return config
+
+
+def differing_fields(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """Return the fields in which two configurations differ, but for those that change nothing that a model computes."""
+    return sorted(name for name in {*one, *other} - HARMLESS if one.get(name) != other.get(name))

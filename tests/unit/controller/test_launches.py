@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from hybridrl.config.schema import (
     AdvantageConfig,
@@ -15,11 +16,17 @@ from hybridrl.config.schema import (
     PlacementConfig,
     Platform,
     PolicyLossConfig,
+    ProfileTool,
     RoleConfig,
     RoleParallelConfig,
+    RolloutConfig,
+    TaskName,
 )
+from hybridrl.config.step_list import parse_steps
 from hybridrl.controller.launches import megatron_launch, place_pools
+from hybridrl.engines.profiler import ProfileLaunch
 from hybridrl.layout.roles import ModelRole, by_pool, megatron_roles
+from hybridrl.roles.rollout_replica import RolloutLaunch
 
 PPO = ExperimentConfig(
     platform=Platform.CPU,
@@ -61,3 +68,12 @@ def test_only_trained_models_get_an_optimizer_and_the_critic_its_own() -> None:
     assert critic.optimizer is not None and critic.optimizer.lr == 0.5
     # The critic also learns in 3 steps of 2 mini-batches before the actor does.
     assert (actor.num_optimizer_steps, critic.num_optimizer_steps) == (10, 16)
+
+
+def test_only_profiled_ranks_start_under_nsight(tmp_path: Path) -> None:
+    profile = ProfileLaunch(ProfileTool.NSYS, tmp_path, ("actor", "critic", "rollout"), parse_steps("1"))
+    ((_, members),) = by_pool(megatron_roles(PPO)).items()
+    launch = replace(megatron_launch(PPO, members, num_updates=10), profile=profile)
+    assert launch.python(0) is None and f"--output={tmp_path}/actor+critic_rank_00001 " in (launch.python(1) or "")
+    replicas = RolloutLaunch(tmp_path, RolloutConfig(tp_size=2), Platform.CUDA, TaskName.CALC, 1, profile=profile)
+    assert f"--output={tmp_path}/rollout_replica_00000 " in (replicas.python(0) or "") and replicas.python(1) is None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hybridrl.checkpoint.folder import CheckpointFolder, rank_file
+from hybridrl.checkpoint.folder import MODEL, CheckpointFolder, rank_file
 from hybridrl.checkpoint.manifest import record_of
-from hybridrl.config.schema import AlgorithmConfig, CheckpointConfig, ExperimentConfig, TrainerConfig
+from hybridrl.config.schema import AlgorithmConfig, CheckpointConfig, ExperimentConfig, ModelConfig, TrainerConfig
 from hybridrl.controller.resuming import Resumed, find_resumable, is_continued, load_newest
 from hybridrl.controller.run_state import RunState, batch_settings, write_run_state
 from hybridrl.data.stream import StreamState
@@ -22,19 +24,31 @@ def state(step: int) -> RunState:
     return RunState(step, StreamState(step, 0, 1), {}, (), (), settings)
 
 
+def write_model(folder: Path, **changes: object) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 64, **changes}))
+    return folder
+
+
 def write(root: Path, *steps: int) -> None:
     folder = CheckpointFolder(root, keep=9)
     for step in steps:
         path = folder.begin(step)
         (path / rank_file("actor", 0)).write_bytes(b"weights")
-        files = {rank_file("actor", 0): record_of(path / rank_file("actor", 0))}
+        write_model(path / MODEL)
+        files = {name: record_of(path / name) for name in (rank_file("actor", 0), f"{MODEL}/config.json")}
         folder.complete(step, write_run_state(path, state(step)) | files)
 
 
 def config(tmp_path: Path, resume: str, folder: Path | None = None) -> ExperimentConfig:
     checkpoint = CheckpointConfig(folder=None if folder is None else str(folder))
     trainer = TrainerConfig(resume=resume)
-    return ExperimentConfig(name="run", runs_dir=str(tmp_path), trainer=trainer, checkpoint=checkpoint)
+    model = tmp_path / "model"
+    if not model.is_dir():
+        write_model(model, transformers_version="9")
+    return ExperimentConfig(
+        name="run", runs_dir=str(tmp_path), model=ModelConfig(path=str(model)), trainer=trainer, checkpoint=checkpoint
+    )
 
 
 def load(config: ExperimentConfig, actor: FakeSavedModel, said: list[str], *more: FakeSavedModel) -> Resumed | None:
@@ -100,6 +114,18 @@ def test_batches_of_another_size_or_lag_are_refused_before_anything_starts(tmp_p
         "algorithm.prompts_per_step: got 7",
         "trainer.max_policy_lag: got 1",
     ]
+
+
+def test_another_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    write(tmp_path / "run" / "checkpoints", 10)
+    wider = replace(config(tmp_path, "auto"), model=ModelConfig(path=str(write_model(tmp_path / "w", hidden_size=128))))
+    with pytest.raises(
+        ConfigError, match=r"model.path: .*/w is another model than that of .*; config.json differs in hidden_size"
+    ):
+        find_resumable(wider)
+    saved = tmp_path / "run" / "checkpoints" / "step_000010" / MODEL / "config.json"
+    saved.write_text("{" * saved.stat().st_size)  # loading says that
+    find_resumable(wider)
 
 
 @pytest.mark.parametrize("place", ["other", "other/checkpoints", "other/checkpoints/step_000010"])

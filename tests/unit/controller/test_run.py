@@ -20,6 +20,7 @@ from hybridrl.controller.run import (
     _told_how_to_go_on,
     export_policy,
 )
+from hybridrl.controller.stopping import StopRequest
 from hybridrl.controller.trainer import TrainResult
 from hybridrl.errors import EngineError, HangError, RankLostError
 from hybridrl.observability.recorder import RunRecorder
@@ -62,6 +63,21 @@ def test_a_stop_signal_ends_the_run_once_and_leaves_its_folder_whole(
     assert (folder / "metrics.jsonl").read_text().count("\n") == 1
     assert (folder / "config.resolved.yaml").is_file() and (folder / "report.html").is_file()
     assert capsys.readouterr().out.strip().splitlines()[-1] == f"interrupted; report: {folder / 'report.html'}"
+
+
+def test_the_first_sigterm_asks_a_run_with_checkpoints_to_end_after_its_step_and_the_second_ends_it(
+    tmp_path: Path,
+) -> None:
+    stop, seen = StopRequest(on_term=True), []
+
+    def run(recorder: RunRecorder) -> Outcome:
+        os.kill(os.getpid(), signal.SIGTERM)
+        seen.append(stop.is_made)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return Outcome("not reached")
+
+    assert _recorded(_config(tmp_path), 1, "starting", run, stop=stop) == 130
+    assert seen == [True]
 
 
 def test_an_error_passes_through_and_the_report_is_written(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from hybridrl.config.schema import (
 )
 from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.run_state import RunState, read_run_state, write_run_state
-from hybridrl.controller.stopping import StopRequest
+from hybridrl.controller.stopping import StopRequest, stop_signals
 from hybridrl.controller.trainer import Trainer, TrainResult
 from hybridrl.data.batch import PolicyBatch
 from hybridrl.data.sample import Sample
@@ -244,7 +244,7 @@ class AskedToStop(World):
 
 def test_a_stop_that_is_asked_for_waits_for_the_step_and_its_checkpoint() -> None:
     stop, checkpoints, recorder = StopRequest(), FakeCheckpoints(), FakeRecorder()
-    with stop.listen():
+    with stop_signals(stop):
         trainer = _trainer(AskedToStop(), recorder, checkpoints=checkpoints, stop=stop)
         result = trainer.run()
     assert (result.num_steps, result.is_stopped) == (2, True)

@@ -70,8 +70,13 @@ MEASURED = {
 }
 
 
+# Transformer Engine keeps a workspace for cuBLAS, and one more for each of four streams of grouped products, of 32 MiB each on
+# Hopper (cpp_extensions/gemm.py and common/util/multi_stream.cpp). A plan has them in what it calls runtime.
+WORKSPACE = 32 * 2**20
+
+
 @pytest.mark.parametrize("name", MEASURED)
-def test_static_memory_is_the_measured_one_to_five_percent(name):
+def test_static_memory_is_the_measured_one_to_three_percent(name):
     config, sizes, pipeline, measured = MEASURED[name]
     layout = MegatronLayout(
         model_spec(config), sizes, DType.BFLOAT16, LayerSpec.TRANSFORMER_ENGINE, vocab_divisor=128, pipeline=pipeline
@@ -79,9 +84,8 @@ def test_static_memory_is_the_measured_one_to_five_percent(name):
     predicted = static_memory(stage_parameters(layout)[-1], is_trained=True).total
     # With fused gradient accumulation, which those runs have and HybridRL turns off, Transformer Engine keeps a placeholder in
     # bfloat16 for the gradient of each shape of a layer's matrices (module/base.py, get_dummy_wgrad).
-    first_layer = layer_matrices(layout)
-    predicted += 2 * sum(rows * columns for rows, columns in set(first_layer))
-    assert 0.95 < predicted / measured < 1.0
+    predicted += 2 * sum(rows * columns for rows, columns in set(layer_matrices(layout)))
+    assert 0.97 < (predicted + 5 * WORKSPACE) / measured < 1.0
 
 
 def layer_matrices(layout: MegatronLayout) -> list[tuple[int, int]]:
@@ -107,7 +111,8 @@ def test_static_memory_of_a_dense_model_is_the_measured_one_to_one_percent():
     ends = {"vocabulary": 2 * 131_072 * hidden // tp, "positions": 8192 * hidden, "norm": 2 * hidden}
     size = 32 * sum(layer.values()) + sum(ends.values())
     stage = StageParameters(0, (), (buffer(size, num_replicas=2),), 0)
-    assert static_memory(stage, is_trained=True).total / 20_663_519_232 == pytest.approx(1, abs=0.01)
+    predicted = static_memory(stage, is_trained=True).total + WORKSPACE
+    assert predicted / 20_663_519_232 == pytest.approx(1, abs=0.005)
 
 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3"])

@@ -1,0 +1,73 @@
+"""What killed runs leave is told from what belongs to runs under way."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import pytest
+
+from hybridrl.cli.doctor.finding import Finding, Verdict
+from hybridrl.cli.doctor.leftovers import Process, leftovers, running_processes
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    for name in ("tmp", "shm", "proc"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def found(folders: Path, *processes: Process, proc: Path | None = None) -> dict[str, Finding]:
+    places = (folders / "tmp", folders / "shm", proc or folders / "proc")
+    return {finding.what: finding for finding in leftovers(processes, *places)}
+
+
+def raylet(folders: Path, parent: int) -> Process:
+    return Process(70, parent, "raylet", f"raylet --temp_dir={folders}/tmp/hybridrl-ray-live")
+
+
+def test_a_clean_machine_is_ok(folders: Path) -> None:
+    assert {finding.verdict for finding in found(folders).values()} == {Verdict.OK}
+
+
+def test_folders_of_killed_runs_are_named_with_the_command_that_removes_them(folders: Path) -> None:
+    (folders / "tmp" / "hybridrl-ray-dead").mkdir()
+    finding = found(folders)["Ray"]
+    assert finding.verdict is Verdict.WARNING and finding.advice == f"rm -r {folders}/tmp/hybridrl-ray-*"
+
+
+def test_the_folder_of_a_run_under_way_is_not_to_be_removed(folders: Path) -> None:
+    (folders / "tmp" / "hybridrl-ray-live").mkdir()
+    finding = found(folders, raylet(folders, parent=60))["Ray"]
+    assert finding.verdict is Verdict.OK and finding.state == "1 processes of runs and clusters under way"
+    (folders / "tmp" / "hybridrl-ray-dead").mkdir()
+    assert found(folders, raylet(folders, parent=60))["Ray"].advice == f"rm -r {folders}/tmp/hybridrl-ray-dead"
+
+
+def test_processes_whose_run_is_gone_are_to_be_killed(folders: Path) -> None:
+    (folders / "tmp" / "hybridrl-ray-live").mkdir()
+    worker, shell = Process(71, 1, "VLLM::EngineCor", "VLLM::EngineCore"), Process(72, 1, "bash", "bash")
+    findings = found(folders, raylet(folders, parent=1), worker, shell)
+    assert findings["Ray"].advice == "kill 70"
+    assert findings["workers"].state == "1 workers whose run is gone" and "kill 71:" in findings["workers"].advice
+
+
+def test_a_run_that_is_the_first_process_of_a_container_is_not_gone(folders: Path) -> None:
+    (folders / "tmp" / "hybridrl-ray-live").mkdir()
+    run = Process(1, 0, "hybridrl", "python /opt/hybridrl/venv/bin/hybridrl train calc.yaml")
+    findings = found(folders, run, raylet(folders, parent=1), Process(71, 1, "ray::MegatronWo", "ray::MegatronWorker"))
+    assert {finding.verdict for finding in findings.values()} == {Verdict.OK}
+
+
+def test_segments_that_no_process_maps_are_to_be_removed(folders: Path) -> None:
+    dead, live = (folders / "shm" / f"hybridrl-{name}-0" for name in ("dead", "live"))
+    for path in (dead, live):
+        path.write_bytes(bytes(mmap.PAGESIZE))
+    with live.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        finding = found(folders, proc=Path("/proc"))["shared memory segments"]
+    assert finding.verdict is Verdict.WARNING and finding.advice == f"rm {dead}"
+
+
+def test_the_processes_of_this_machine_are_listed() -> None:
+    assert any("pytest" in process.command for process in running_processes())
