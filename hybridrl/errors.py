@@ -44,6 +44,20 @@ class EngineLostError(EngineError):
     """An engine whose processes have ended, though the process that drives it lives; only a new start helps."""
 
 
+class RankLostError(EngineError):
+    """A process that died, lost its connection or gave no answer. Nothing that the code raised: another start may go well.
+
+    Attributes:
+        can_go_on: Whether the same command, given again, goes on with the run.
+    """
+
+    can_go_on = False
+
+
+class HangError(RankLostError):
+    """A run in which nothing moved any more; names role, rank, phase and call of what holds it up."""
+
+
 class WeightSyncError(HybridRLError):
     """A weight sync that was not committed; the previous policy_version stays in force."""
 

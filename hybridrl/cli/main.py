@@ -4,7 +4,7 @@ Commands that look at what runs have written are in ``look.py``.
 
 The only place that reads arguments. Everything that can be refused is refused here, before an engine is imported.
 Exit codes: 0 done, 1 the run failed, the engines disagree or the plan does not fit, 2 the configuration or the data is wrong, 75 stopped by
-SIGUSR1 or SIGTERM and ready to go on by the same command, 130 interrupted.
+SIGUSR1 or SIGTERM, or a rank died or the run hung, and ready to go on by the same command, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from hybridrl.cli.launch import add_options as add_launch_options
 from hybridrl.cli.look import add_look_commands
 from hybridrl.cli.number import number
 from hybridrl.config.schema import ExperimentConfig
-from hybridrl.errors import ConfigError, DataError, HybridRLError
+from hybridrl.controller.stopping import EXIT_FAILED, EXIT_GO_ON, EXIT_INTERRUPTED
+from hybridrl.errors import ConfigError, DataError, HybridRLError, RankLostError
 from hybridrl.parity.options import ParityOptions
 from hybridrl.preflight.check import Checked, load_checked
 from hybridrl.preflight.command import Command
 
-EXIT_OK, EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_WRONG_INPUT = 0, 2
 
 
 class PlanFormat(enum.Enum):
@@ -112,7 +113,7 @@ def _start(request: Request, runner: Callable[[Command], Run]) -> int:
         return EXIT_WRONG_INPUT
     except HybridRLError as e:
         _complain(f"{request.path}: the run failed ({type(e).__name__})", e)
-        return EXIT_FAILED
+        return EXIT_GO_ON if isinstance(e, RankLostError) and e.can_go_on else EXIT_FAILED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

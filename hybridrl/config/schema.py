@@ -630,9 +630,15 @@ class TrainerConfig:
         "older tokens (max_policy_lag > 0) are reported but not bounded",
         above=0,
     )
-    rollout_timeout_s: float = setting(600.0, "Seconds that the rollouts of one step may take", above=0)
-    train_timeout_s: float = setting(
+    hang_timeout_s: float = setting(
         600.0,
+        "Seconds in which nothing moves (no answer of a rank, no change of phase, no micro-batch, sampler step, scored sample or message "
+        "of weights) before a step is ended as hung, with the stacks of all processes; at most 80% of rollout_timeout_s and train_timeout_s",
+        above=0,
+    )
+    rollout_timeout_s: float = setting(3600.0, "Seconds that the rollouts of one step may take", above=0)
+    train_timeout_s: float = setting(
+        3600.0,
         "Seconds that one forward pass or update may take, with those before it in the queue of the same ranks",
         above=0,
     )

@@ -16,8 +16,10 @@ import numpy as np
 from rich.console import Console
 
 from hybridrl.config.schema import ExperimentConfig, Precision, RouterReplay
+from hybridrl.controller.hang_watch import HangWatch
 from hybridrl.controller.scoring import score_with_megatron, score_with_transformers, score_with_vllm
 from hybridrl.controller.startup import start_actor
+from hybridrl.controller.stopping import EXIT_FAILED
 from hybridrl.data.batch import SequenceBatch
 from hybridrl.errors import ConfigError, EngineError
 from hybridrl.layout.families import read_model_spec
@@ -131,7 +133,10 @@ def _logprobs_in_layout(config: ExperimentConfig, token_ids: list[int], run_dir:
     batch = SequenceBatch(
         np.tile(np.array(token_ids, dtype=np.int32), (size, 1)), np.full(size, len(token_ids), dtype=np.int32)
     )
-    with start_actor(plain, 1, run_dir) as actor:
+    with (
+        HangWatch(config.trainer, run_dir, lambda: ("parity",), EXIT_FAILED) as watch,
+        start_actor(plain, 1, run_dir, watch) as actor,
+    ):
         return wait_for(actor.logprobs(batch)).logprobs[:, 1:]
 
 

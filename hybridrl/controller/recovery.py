@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 
 from hybridrl.controller.interfaces import ReplicaSet, ReplicaSync
 from hybridrl.data.sample import Prompt, Sample
-from hybridrl.errors import EngineError
-from hybridrl.roles.failure import Failure, FailureKind, RanksLostError, lost_ranks
+from hybridrl.errors import EngineError, RankLostError
+from hybridrl.roles.failure import Failure, FailureKind, ReplaceableRankLostError, lost_ranks
 from hybridrl.roles.future import Future, wait_all, wait_for
 from hybridrl.roles.rollout_replica import ROLE
 
@@ -95,7 +95,7 @@ class RecoveringRollout:
                     self._restart_dead()
                 report = self._weight_sync.sync(version)
                 break
-            except RanksLostError as e:
+            except ReplaceableRankLostError as e:
                 self.bury(e.failures)
         self._version = version
         for number, cause in enumerate(self._restarts[num_restarts:], num_restarts + 1):
@@ -135,7 +135,7 @@ class RecoveringRollout:
         for failure in dead.values():
             if self.num_restarts == self._max_restarts:
                 before = "".join(f"\n  restart {n}: {_described(f)}" for n, f in enumerate(self._restarts, 1))
-                raise EngineError(
+                raise RankLostError(
                     f"{_described(failure)}; its {self._max_restarts} restarts (rollout.max_restarts) are used up:{before}\n"
                     "Replicas that die this often have a cause of their own: look at the logs and the memory of their nodes. "
                     f"All that is known of the last one:\n{failure.text.strip()}"

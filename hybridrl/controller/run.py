@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from hybridrl.config.dump import resolved_yaml
 from hybridrl.config.schema import RESUME_AUTO, ExperimentConfig
 from hybridrl.controller.checkpointing import Checkpointer
 from hybridrl.controller.evaluation import Evaluator
+from hybridrl.controller.hang_watch import HangWatch
 from hybridrl.controller.model_reward import ModelScorer
 from hybridrl.controller.parity import require_parity
 from hybridrl.controller.profiles import StepProfiles
@@ -24,14 +25,14 @@ from hybridrl.controller.recovery import RecoveringRollout
 from hybridrl.controller.replays import ReplayFiles
 from hybridrl.controller.resuming import Resumed, checkpoints_folder, find_resumable, is_continued, load_newest
 from hybridrl.controller.startup import start_actor, start_roles
-from hybridrl.controller.stopping import EXIT_GO_ON, EXIT_INTERRUPTED, StopRequest, stop_signals
+from hybridrl.controller.stopping import EXIT_FAILED, EXIT_GO_ON, EXIT_INTERRUPTED, StopRequest, stop_signals
 from hybridrl.controller.supervised import train_supervised
 from hybridrl.controller.tracking import open_trackers
 from hybridrl.controller.trainer import Trainer, TrainResult
 from hybridrl.data.dataset import open_dataset
 from hybridrl.data.demonstrations import open_demonstrations
 from hybridrl.data.tokenizer import load_tokenizer
-from hybridrl.errors import ConfigError
+from hybridrl.errors import ConfigError, RankLostError
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.layout.roles import PlacedRole, by_pool, megatron_roles
 from hybridrl.observability.recorder import RunRecorder
@@ -73,9 +74,11 @@ def train(config: ExperimentConfig) -> int:
             recorder.status(note)
         if config.trainer.parity_check:
             require_parity(config, recorder.run_dir, recorder.status)
+        first = dataset.train.first.token_ids
         with (
-            contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts)) as parts,
-            start_roles(config, recorder.run_dir, dataset.train.first.token_ids, recorder.timeline.add) as roles,
+            _hang_watch(config, recorder, EXIT_GO_ON if _goes_on(config) else EXIT_FAILED) as watch,
+            contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts, watch.session)) as parts,
+            start_roles(config, recorder.run_dir, first, watch, recorder.timeline.add) as roles,
         ):
             rollout = RecoveringRollout(roles.rollout, roles.weight_sync, config.rollout.max_restarts, recorder.status)
             model = roles.models.reward_model
@@ -104,7 +107,8 @@ def train(config: ExperimentConfig) -> int:
                 stop=stop,
                 profiled=StepProfiles(config.profile, roles.processes).around,
             )
-            result = trainer.run()
+            with watch.steps():
+                result = trainer.run()
             if result.is_stopped:
                 return _stopped(config, result, recorder.run_dir)
             if config.trainer.save_hf_at_end:
@@ -113,9 +117,10 @@ def train(config: ExperimentConfig) -> int:
         return Outcome(_summary(result))
 
     num_steps = config.trainer.num_steps
-    return _recorded(
-        config, num_steps, _what_starts(config), run, tokenizer.decode, is_continued=is_continued(config), stop=stop
-    )
+    with _told_how_to_go_on(config):
+        return _recorded(
+            config, num_steps, _what_starts(config), run, tokenizer.decode, is_continued=is_continued(config), stop=stop
+        )
 
 
 def sft(config: ExperimentConfig) -> int:
@@ -132,10 +137,14 @@ def sft(config: ExperimentConfig) -> int:
 
     def run(recorder: RunRecorder) -> Outcome:
         num_steps = config.sft.num_steps
-        with start_actor(config, num_steps, recorder.run_dir) as actor:
-            train_supervised(
-                actor, demonstrations, recorder, num_steps=num_steps, samples_per_step=config.sft.samples_per_step
-            )
+        with (
+            _hang_watch(config, recorder, EXIT_FAILED) as watch,
+            start_actor(config, num_steps, recorder.run_dir, watch) as actor,
+        ):
+            with watch.steps():
+                train_supervised(
+                    actor, demonstrations, recorder, num_steps=num_steps, samples_per_step=config.sft.samples_per_step
+                )
             recorder.status("writing the checkpoint")
             wait_for(actor.save_checkpoint(output.absolute()))
         return Outcome(f"checkpoint: {output}")
@@ -208,6 +217,31 @@ def _stopped(config: ExperimentConfig, result: TrainResult, run_dir: Path) -> Ou
     if config.trainer.resume != RESUME_AUTO:
         return Outcome(f"{after}; go on from its checkpoint with trainer.resume={run_dir};", EXIT_INTERRUPTED)
     return Outcome(f"{after}; the same command goes on from its checkpoint;", EXIT_GO_ON)
+
+
+def _goes_on(config: ExperimentConfig) -> bool:
+    """Whether the same command goes on with a run that was lost."""
+    return config.checkpoint.every_steps > 0 and config.trainer.resume == RESUME_AUTO
+
+
+@contextlib.contextmanager
+def _told_how_to_go_on(config: ExperimentConfig) -> Iterator[None]:
+    """Say of a lost run whether the same command goes on with it."""
+    try:
+        yield
+    except RankLostError as e:
+        e.can_go_on = _goes_on(config)
+        advice = (
+            "The same command goes on from the newest checkpoint"
+            if e.can_go_on
+            else "The same command would begin anew: it goes on with checkpoint.every_steps above 0 and trainer.resume=auto"
+        )
+        e.args = (f"{e}\n{advice}",)
+        raise
+
+
+def _hang_watch(config: ExperimentConfig, recorder: RunRecorder, exit_code: int) -> HangWatch:
+    return HangWatch(config.trainer, recorder.run_dir, recorder.running_phases, exit_code)
 
 
 def _summary(result: TrainResult) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hybridrl.config.schema import ExperimentConfig, RouterReplay
 from hybridrl.controller.connection import Connector
+from hybridrl.controller.hang_watch import HangWatch
 from hybridrl.controller.launches import megatron_launch, place_pools
 from hybridrl.controller.probe import make_probe
 from hybridrl.controller.profiles import profile_launch
@@ -66,33 +67,40 @@ class Roles:
 
 @contextmanager
 def start_roles(
-    config: ExperimentConfig, run_dir: Path, probe_token_ids: Sequence[int], observe: Observe = unobserved
+    config: ExperimentConfig,
+    run_dir: Path,
+    probe_token_ids: Sequence[int],
+    watch: HangWatch,
+    observe: Observe = unobserved,
 ) -> Iterator[Roles]:
     """Start Megatron ranks and replicas at the same time and connect them; end them all with the context.
 
     Args:
         run_dir: Gets the logs of worker processes after an error.
         probe_token_ids: Of the probe prompt (``probe.py``).
+        watch: Raises its verdict out of the context.
         observe: Told of every answer of a rank or replica.
 
     Raises:
         EngineError: A rank did not start; names role, rank and phase.
+        HangError: See :class:`HangWatch`.
     """
     roles = megatron_roles(config)
     placed = place_pools(config, roles, config.rollout.num_replicas)
-    with sync_session() as session, _pools(config, placed, run_dir) as pools:
-        profile = profile_launch(config.profile, run_dir)
-        rollout = _rollout(config, placed[config.placement.rollout], pools[config.placement.rollout], observe, profile)
+    with sync_session() as session, _pools(config, placed, run_dir, watch) as pools:
+        name, profile = config.placement.rollout, profile_launch(config.profile, run_dir)
+        rollout = _rollout(config, placed[name], pools[name], watch.session, observe, profile)
         num_steps = config.trainer.num_steps - (config.critic.warmup_steps if config.algorithm.needs_values else 0)
         num_updates = num_steps * config.algorithm.updates_per_step
-        ranks = _megatron_pools(config, roles, placed, pools, num_updates, observe, profile)
+        ranks = _megatron_pools(config, roles, placed, pools, num_updates, watch.session, observe, profile)
         try:
-            rollout_maps = rollout.start()
-            wait_all([*[pool.start() for pool in ranks.values()], rollout_maps])
-            models = _models(config, roles, ranks)
-            actor_maps = wait_for(models.actor.shard_maps())
-            syncer = connect(models.actor, rollout, actor_maps, rollout_maps.value(), config, session, probe_token_ids)
-            yield Roles(models, rollout, syncer, (*ranks.values(), rollout))
+            with watch.raised():
+                rollout_maps = rollout.start()
+                wait_all([*[pool.start() for pool in ranks.values()], rollout_maps])
+                models = _models(config, roles, ranks)
+                maps = wait_for(models.actor.shard_maps()), rollout_maps.value()
+                syncer = connect(models.actor, rollout, *maps, config, session, probe_token_ids)
+                yield Roles(models, rollout, syncer, (*ranks.values(), rollout))
         finally:
             rollout.close()
             for pool in ranks.values():
@@ -100,24 +108,27 @@ def start_roles(
 
 
 @contextmanager
-def start_actor(config: ExperimentConfig, num_updates: int, run_dir: Path) -> Iterator[MegatronActor]:
+def start_actor(config: ExperimentConfig, num_updates: int, run_dir: Path, watch: HangWatch) -> Iterator[MegatronActor]:
     """Start the actor alone; end it with the context.
 
     Args:
         num_updates: Optimizer steps of the whole run.
         run_dir: As in :func:`start_roles`.
+        watch: As there.
 
     Raises:
         EngineError: A rank did not start; names role, rank and phase.
+        HangError: See :class:`HangWatch`.
     """
     roles = megatron_roles(config)[:1]
     placed = place_pools(config, roles, num_replicas=0)
-    with _pools(config, placed, run_dir) as pools:
-        ranks = _megatron_pools(config, roles, placed, pools, num_updates)
+    with _pools(config, placed, run_dir, watch) as pools:
+        ranks = _megatron_pools(config, roles, placed, pools, num_updates, watch.session)
         (pool,) = ranks.values()
         try:
-            wait_for(pool.start())
-            yield _models(config, roles, ranks).actor
+            with watch.raised():
+                wait_for(pool.start())
+                yield _models(config, roles, ranks).actor
         finally:
             pool.close()
 
@@ -162,19 +173,22 @@ def connect(
 
 @contextmanager
 def _pools(
-    config: ExperimentConfig, placed: Mapping[str, PoolPlacement], run_dir: Path
+    config: ExperimentConfig, placed: Mapping[str, PoolPlacement], run_dir: Path, watch: HangWatch
 ) -> Iterator[dict[str, ResourcePool]]:
-    """Connect to Ray and reserve all pools."""
+    """Connect to Ray, reserve all pools and watch their nodes."""
     num_cpus = sum(pool.num_cpus for pool in placed.values())
     with Cluster(config.ray_address, num_cpus, run_dir / _LOGS_FOLDER) as cluster:
         timeout_s = config.trainer.startup_timeout_s
-        yield {name: cluster.pool(pool.bundles, timeout_s) for name, pool in placed.items()}
+        pools = {name: cluster.pool(pool.bundles, timeout_s) for name, pool in placed.items()}
+        with watch.nodes.reaching([node for pool in pools.values() for node in pool.nodes]):
+            yield pools
 
 
 def _rollout(
     config: ExperimentConfig,
     placed: PoolPlacement,
     pool: ResourcePool,
+    session: str,
     observe: Observe,
     profile: ProfileLaunch | None,
 ) -> RolloutReplicas:
@@ -185,6 +199,7 @@ def _rollout(
         config.data.task,
         config.seed,
         records_routing=config.actor.router_replay is RouterReplay.R3,
+        session=session,
         profile=profile,
     )
     return RolloutReplicas(pool, placed.replicas, launch, timeouts=config.trainer, observe=observe)
@@ -196,6 +211,7 @@ def _megatron_pools(
     placed: Mapping[str, PoolPlacement],
     pools: Mapping[str, ResourcePool],
     num_updates: int,
+    session: str,
     observe: Observe = unobserved,
     profile: ProfileLaunch | None = None,
 ) -> dict[str, MegatronPool]:
@@ -204,7 +220,7 @@ def _megatron_pools(
         name: MegatronPool(
             pools[name],
             placed[name].ranks,
-            replace(megatron_launch(config, members, num_updates), profile=profile),
+            replace(megatron_launch(config, members, num_updates), session=session, profile=profile),
             timeouts=config.trainer,
             observe=observe,
         )

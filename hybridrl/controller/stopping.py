@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-EXIT_INTERRUPTED, EXIT_GO_ON = 130, 75  # 75 is EX_TEMPFAIL: start the same command again
+EXIT_FAILED, EXIT_INTERRUPTED, EXIT_GO_ON = 1, 130, 75  # 75 is EX_TEMPFAIL: start the same command again
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

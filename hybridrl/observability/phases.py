@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from hybridrl.observability.heartbeat import HEARTBEAT
+
 
 class PhaseTimer:
     """Accumulates seconds per phase until they are taken.
@@ -41,6 +43,12 @@ class PhaseTimer:
             ended = time.perf_counter()
             self._change(lambda: self._leave(name, started, ended))
 
+    @property
+    def running(self) -> tuple[str, ...]:
+        """The phases that run now."""
+        with self._lock:
+            return tuple(self._running)
+
     def take(self) -> dict[str, float]:
         """Return ``time_s/<phase>`` of all phases since the last call and ``time_s/step`` since then, and start anew."""
         now = time.perf_counter()
@@ -59,4 +67,5 @@ class PhaseTimer:
         with self._lock:
             action()
             running = tuple(self._running)
+        HEARTBEAT.advance()
         self._on_change(running)

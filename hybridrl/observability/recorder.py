@@ -6,6 +6,7 @@
     runs/<name>/timeline.json            phases of the controller and calls of the ranks, as a Chrome trace
     runs/<name>/rollouts/step_*.parquet  every sample with tokens, log-probs and reward
     runs/<name>/evaluations/version_*.parquet  the samples of the evaluation of a policy version, in the same columns
+    runs/<name>/hang/stacks.txt          what every process was doing when the run had stopped moving, by ``hang_report.py``
     runs/<name>/report.html              curves and sample rollouts in one self-contained page
 
 Invariants: nothing of an earlier run is overwritten, a second run called ``calc`` goes to ``calc-2``, unless it goes on with the
@@ -86,6 +87,10 @@ class RunRecorder:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a part of the step; the step's metrics get ``time_s/<name>``."""
         return self._phases.phase(name)
+
+    def running_phases(self) -> tuple[str, ...]:
+        """Return the parts of the step that run now; any thread may ask."""
+        return self._phases.running
 
     def resume(self, step: int) -> None:
         """Go on with a run before `step`; what the folder has of that step and later ones will come again, and is dropped."""

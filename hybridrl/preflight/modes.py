@@ -5,7 +5,15 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 
-from hybridrl.config.schema import ExperimentConfig, LrSchedule, Platform, ProfileTool, TaskName, WandbMode
+from hybridrl.config.schema import (
+    ExperimentConfig,
+    LrSchedule,
+    Platform,
+    ProfileTool,
+    TaskName,
+    TrainerConfig,
+    WandbMode,
+)
 from hybridrl.config.step_list import is_step_list
 from hybridrl.preflight.algorithm import unread_by_algorithm
 from hybridrl.preflight.command import Command
@@ -13,7 +21,8 @@ from hybridrl.preflight.report import Report
 from hybridrl.preflight.reward import unread_of_reward
 from hybridrl.preflight.roles import unread_by_roles
 
-_SFT_READS_OF_TRAINER = ("trainer.train_timeout_s", "trainer.startup_timeout_s")
+_SFT_READS_OF_TRAINER = ("trainer.hang_timeout_s", "trainer.train_timeout_s", "trainer.startup_timeout_s")
+_HANG_SHARE = 0.8
 _FILES_ONLY = (
     "train_path",
     "eval_path",
@@ -35,8 +44,22 @@ def check_modes(report: Report, config: ExperimentConfig, command: Command) -> N
         report.add(key, trainer.stop_at_accuracy, expected, "turn evaluation on", related=("trainer.eval_every_steps",))
     if trainer.replay_steps is not None and not is_step_list(trainer.replay_steps):
         report.add("trainer.replay_steps", trainer.replay_steps, "steps such as 0,10-12,/50", "correct it")
+    _check_hang_timeout(report, trainer, command)
     _check_trackers(report, config)
     _check_unread(report, config, command)
+
+
+def _check_hang_timeout(report: Report, trainer: TrainerConfig, command: Command) -> None:
+    """A call that may take no longer than a hang would end by its own bound, without a verdict."""
+    bounds = {"trainer.train_timeout_s": trainer.train_timeout_s}
+    if command is Command.TRAIN:
+        bounds["trainer.rollout_timeout_s"] = trainer.rollout_timeout_s
+    for key, bound_s in bounds.items():
+        if trainer.hang_timeout_s > _HANG_SHARE * bound_s:
+            expected = (
+                f"at most {_HANG_SHARE:.0%} of {key} {bound_s:g}, which would end a call before it is seen to hang"
+            )
+            report.add("trainer.hang_timeout_s", f"{trainer.hang_timeout_s:g}", expected, "lower it", related=(key,))
 
 
 def _check_trackers(report: Report, config: ExperimentConfig) -> None:

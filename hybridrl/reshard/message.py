@@ -12,6 +12,7 @@ import torch
 
 from hybridrl.layout.box import contiguous_strides
 from hybridrl.layout.shard import CanonicalTensor
+from hybridrl.observability.heartbeat import HEARTBEAT
 from hybridrl.reshard.clock import Clock
 from hybridrl.reshard.ops import Side
 from hybridrl.reshard.plan import Move, Region
@@ -70,6 +71,7 @@ class MessageEnd:
 
     def run(self, tensors: Tensors, message: torch.Tensor, clock: Clock) -> dict[str, int]:
         """Pack the local tensors into the message, or unpack it into them; return the checksum of each canonical tensor."""
+        HEARTBEAT.advance()
         local = [tensors[name] for name in self._locals]
         if local[0].device == message.device:
             return self._copy(local, message, clock)

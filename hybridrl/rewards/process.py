@@ -21,19 +21,28 @@ from pathlib import Path
 from typing import IO
 
 from hybridrl.config.schema import RewardConfig
+from hybridrl.observability import stacks
+from hybridrl.observability.hang_verdict import standpoint
+from hybridrl.observability.heartbeat import Identity
 from hybridrl.rewards.request import ScoreRequest
 from hybridrl.rewards.result import FailureKind, Score, ScoringFailure
+
+_STACKS_S = 1.0
 
 
 class ScoringProcess:
     """A process that is starting (`is_ready` False), idle (`index` None) or scoring sample `index`.
 
+    Args:
+        identity: That it shows its heartbeat under.
+
     Attributes:
         deadline_s: Monotonic time at which the current start or sample is given up.
     """
 
-    def __init__(self, config: RewardConfig, startup_timeout_s: float) -> None:
+    def __init__(self, config: RewardConfig, startup_timeout_s: float, identity: Identity) -> None:
         self.index: int | None = None
+        self._session = identity.session
         self.is_ready = False
         self.deadline_s = time.monotonic() + startup_timeout_s
         self._folder = tempfile.mkdtemp(prefix="hybridrl-reward-")
@@ -48,18 +57,18 @@ class ScoringProcess:
             start_new_session=True,
             env={**os.environ, "TMPDIR": self._folder},
         )
-        self._send({"config": base64.b64encode(pickle.dumps(config)).decode()})
+        self._send({"config": base64.b64encode(pickle.dumps((config, identity))).decode()})
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when the process replies or ends."""
         return self._stream(self._process.stdout).fileno()
 
-    def submit(self, index: int, request: ScoreRequest, timeout_s: float) -> None:
-        """Start scoring one sample."""
+    def submit(self, index: int, request: ScoreRequest, name: str, timeout_s: float) -> None:
+        """Start scoring one sample; `name` is shown to who asks what the process does."""
         assert self.is_ready and self.index is None, (self.is_ready, self.index)
         self.index = index
         self.deadline_s = time.monotonic() + timeout_s
-        self._send(asdict(request))
+        self._send({"name": name, **asdict(request)})
 
     def receive(self) -> Score | None:
         """Return the reply that has arrived: a score, or None once the reward is ready."""
@@ -74,6 +83,12 @@ class ScoringProcess:
             return float(reply["reward"])
         self.is_ready = True
         return None
+
+    def place(self) -> str:
+        """Return what the process is in, for an error: ``; it was in `time.sleep(9)` (reward.py:6 in score)``; empty if it does not say."""
+        reports = stacks.collect(self._session, _STACKS_S, self._process.pid)
+        call = standpoint(reports[0]).call if reports else None
+        return "" if call is None else f"; it was in {call}"
 
     def kill(self) -> None:
         """End the process and its children now."""

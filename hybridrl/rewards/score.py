@@ -19,6 +19,7 @@ from typing import Protocol
 from hybridrl.config.schema import RewardConfig, RewardFailure, TaskName
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError
+from hybridrl.observability.heartbeat import HEARTBEAT, Identity
 from hybridrl.rewards.function import RewardFunction, find_function
 from hybridrl.rewards.parts import part_weights
 from hybridrl.rewards.process import ScoringProcess
@@ -43,11 +44,12 @@ class Scorer(Protocol):
         ...
 
 
-def make_scorer(config: RewardConfig, task: TaskName, stop_texts: Sequence[str] = ()) -> Scorer:
+def make_scorer(config: RewardConfig, task: TaskName, stop_texts: Sequence[str] = (), session: str = "") -> Scorer:
     """Return the scorer of a run.
 
     Args:
         stop_texts: The tokenizer's stop tokens as a response shows them.
+        session: Of the run's heartbeats.
 
     Raises:
         ConfigError: When the reward function is not there.
@@ -60,7 +62,7 @@ def make_scorer(config: RewardConfig, task: TaskName, stop_texts: Sequence[str] 
         return NoRules()
     if config.function is not None:
         find_function(config.function)
-    return ProcessScorer(config, stop_texts)
+    return ProcessScorer(config, stop_texts, session)
 
 
 class BuiltInScorer:
@@ -92,10 +94,11 @@ class NoRules:
 class ProcessScorer:
     """Scores in processes that are replaced when they hang or crash; see :class:`Scorer`."""
 
-    def __init__(self, config: RewardConfig, stop_texts: Sequence[str]) -> None:
+    def __init__(self, config: RewardConfig, stop_texts: Sequence[str], session: str = "") -> None:
         self._config = config
         self._stop_texts = tuple(stop_texts)
-        self._processes = [self._start() for _ in range(config.num_processes)]
+        self._session = session
+        self._processes = [self._start(position) for position in range(config.num_processes)]
         try:
             self._await_ready()
         except DataError:
@@ -112,7 +115,7 @@ class ProcessScorer:
                 if waiting and process.is_ready and process.index is None:
                     index = waiting.popleft()
                     request = score_request(samples[index], self._stop_texts)
-                    process.submit(index, request, self._config.sample_timeout_s)
+                    process.submit(index, request, _name(samples[index]), self._config.sample_timeout_s)
             self._step(scores, deadline_s)
         message = f"not scored within reward.timeout_s = {self._config.timeout_s:g} s of the step"
         late = ScoringFailure(FailureKind.TIMEOUT, message)
@@ -139,13 +142,14 @@ class ProcessScorer:
                     raise self._load_error(reply)
                 process.index = None
                 if index is not None and reply is not None:
+                    HEARTBEAT.advance()
                     scores[index] = reply
                 if isinstance(reply, ScoringFailure) and reply.kind is FailureKind.CRASH:
                     self._replace(position)
             elif time.monotonic() >= process.deadline_s and (index is not None or not process.is_ready):
                 if index is not None:
                     limit = f"no reward within reward.sample_timeout_s = {self._config.sample_timeout_s:g} s"
-                    scores[index] = ScoringFailure(FailureKind.TIMEOUT, limit)
+                    scores[index] = ScoringFailure(FailureKind.TIMEOUT, limit + process.place())
                 self._replace(position)
 
     def _wait(self, deadline_s: float) -> list[ScoringProcess]:
@@ -166,12 +170,14 @@ class ProcessScorer:
                 raise DataError(f"{self._name} did not load within {limit}; raise it")
             self._step({}, deadline_s)
 
-    def _start(self) -> ScoringProcess:
-        return ScoringProcess(self._config, self._config.timeout_s)
+    def _start(self, position: int) -> ScoringProcess:
+        return ScoringProcess(
+            self._config, self._config.timeout_s, Identity(self._session, f"reward process {position}")
+        )
 
     def _replace(self, position: int) -> None:
         self._processes[position].kill()
-        self._processes[position] = self._start()
+        self._processes[position] = self._start(position)
 
     def _load_error(self, failure: ScoringFailure) -> DataError:
         return DataError(f"{self._name} could not be loaded: {failure.message}")
@@ -184,3 +190,7 @@ class ProcessScorer:
             if self._config.function is None
             else f"reward.function: {self._config.function.rpartition(':')[0]}"
         )
+
+
+def _name(sample: Sample) -> str:
+    return f"sample {sample.sample_index} of prompt {sample.prompt.prompt_id}"

@@ -1,7 +1,7 @@
 """The process that scores: ``python -m hybridrl.rewards.worker``.
 
-One JSON object per line. First in: ``{"config"}``, the pickled :class:`RewardConfig` in base64; first out: ``{}`` once every
-part of the reward is built. Then, in: the fields of a :class:`ScoreRequest`; out: ``{"reward"}``. Either output can be
+One JSON object per line. First in: ``{"config"}``, the pickled :class:`RewardConfig` and identity in base64; first out: ``{}`` once every
+part of the reward is built. Then, in: ``name`` and the fields of a :class:`ScoreRequest`; out: ``{"reward"}``. Either output can be
 ``{"kind", "message"}`` instead, for a failure. What a user's function prints goes to standard error, so that it cannot be
 taken for an answer.
 """
@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TextIO
 
+from hybridrl.observability.heartbeat import HEARTBEAT
 from hybridrl.rewards.parts import WeightedPart, make_parts, total
 from hybridrl.rewards.request import ScoreRequest
 from hybridrl.rewards.result import FailureKind, ScoringFailure
@@ -32,7 +33,8 @@ def main() -> None:
     os.dup2(2, 1)
     requests: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
-    config = pickle.loads(base64.b64decode(json.loads(requests.get())["config"]))
+    config, identity = pickle.loads(base64.b64decode(json.loads(requests.get())["config"]))
+    HEARTBEAT.show(identity)
     try:
         parts = make_parts(config)
     except Exception:  # noqa: BLE001  # the user's own code, at a process boundary: the parent reports it
@@ -40,7 +42,10 @@ def main() -> None:
         return
     _reply(replies, {})
     while True:
-        _reply(replies, _score(parts, ScoreRequest(**json.loads(requests.get()))))
+        fields = json.loads(requests.get())
+        HEARTBEAT.doing(fields.pop("name"))
+        _reply(replies, _score(parts, ScoreRequest(**fields)))
+        HEARTBEAT.doing("")
 
 
 def _read_requests(requests: queue.Queue[str]) -> None:

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridrl.errors import EngineError
+from hybridrl.errors import EngineError, RankLostError
 
 
 class FailureKind(enum.IntEnum):
@@ -41,7 +41,7 @@ class Failure:
     is_replaceable: bool = False
 
 
-class RanksLostError(EngineError):
+class ReplaceableRankLostError(RankLostError):
     """Ranks died that can be started again by themselves. All calls that were waited for have ended, and no process was ended.
 
     Attributes:
@@ -87,12 +87,15 @@ def lost_ranks(failures: Sequence[Failure]) -> list[Failure]:
 
 
 def to_error(failures: Sequence[Failure]) -> EngineError:
-    """Return the error that names the root cause and lists the ranks that followed it."""
+    """Return the error that names the root cause and lists the ranks that followed it.
+
+    Its class says whether the cause is an exception of the code's own, which would come again.
+    """
     cause = root_cause(failures)
     same = [f for f in failures if (f.role, f.phase, f.kind) == (cause.role, cause.phase, FailureKind.TIMED_OUT)]
     if cause.kind is FailureKind.TIMED_OUT:
         ranks = ", ".join(str(failure.rank) for failure in same)
-        return EngineError(
+        return RankLostError(
             f"{cause.role} rank{'s' if len(same) > 1 else ''} {ranks}: no answer in phase {cause.phase}; {cause.text}"
         )
     verb = {FailureKind.DIED: "died", FailureKind.RAISED: "failed", FailureKind.CONNECTION: "lost a connection"}[
@@ -100,4 +103,5 @@ def to_error(failures: Sequence[Failure]) -> EngineError:
     ]
     others = sorted({f"{f.role} rank {f.rank}" for f in failures} - {f"{cause.role} rank {cause.rank}"})
     followed = f"\n(after it failed: {', '.join(others)})" if others else ""
-    return EngineError(f"{cause.role} rank {cause.rank} {verb} in phase {cause.phase}:\n{cause.text.strip()}{followed}")
+    error = EngineError if cause.kind is FailureKind.RAISED else RankLostError
+    return error(f"{cause.role} rank {cause.rank} {verb} in phase {cause.phase}:\n{cause.text.strip()}{followed}")

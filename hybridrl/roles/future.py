@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from hybridrl.roles.failure import Failure, RanksLostError, lost_ranks, to_error
+from hybridrl.roles.failure import Failure, ReplaceableRankLostError, lost_ranks, to_error
 
 T_co = TypeVar("T_co", covariant=True)
 A = TypeVar("A")
@@ -97,7 +97,7 @@ def wait_all(futures: Sequence[Future[Any]], grace_s: float = GRACE_S, beside: S
         grace_s: Seconds to wait for further failures once one was seen, so that the root cause is among them.
 
     Raises:
-        RanksLostError: Replaceable ranks died, and nothing else is wrong.
+        ReplaceableRankLostError: Replaceable ranks died, and nothing else is wrong.
         EngineError: See :func:`wait_for`.
     """
     give_up_at = float("inf")
@@ -114,7 +114,7 @@ def wait_all(futures: Sequence[Future[Any]], grace_s: float = GRACE_S, beside: S
             give_up_at = time.monotonic() + grace_s
     failures = _failures_of(watched)
     if lost := lost_ranks(failures):
-        raise RanksLostError(str(to_error(failures)), lost)
+        raise ReplaceableRankLostError(str(to_error(failures)), lost)
     if failures:
         for future in watched:
             future.abandon()

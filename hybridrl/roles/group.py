@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +13,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from hybridrl.errors import EngineLostError
+from hybridrl.observability.hang_verdict import PendingCall
+from hybridrl.observability.heartbeat import HEARTBEAT
 from hybridrl.roles.dispatch import Dispatch
 from hybridrl.roles.failure import Failure, FailureKind, kind_of_exception
 
@@ -76,6 +80,13 @@ class RoleGroup:
             ray.kill(actor)
 
 
+def pending_calls() -> list[PendingCall]:
+    """Return what has been called and not answered, by every group of this process."""
+    with _futures_lock:
+        futures = list(_futures)
+    return [call for future in futures for call in future.pending()]
+
+
 class RoleFuture(Generic[T]):
     """See :class:`hybridrl.roles.future.Future`; made by :meth:`RoleGroup.call`."""
 
@@ -92,6 +103,8 @@ class RoleFuture(Generic[T]):
         self._pending = list(refs)
         self._answers: dict[int, Any] = {}
         self._failures: list[Failure] = []
+        with _futures_lock:
+            _futures.add(self)
 
     def poll(self, wait_s: float) -> bool:
         """Take in answers until all are there, one more failed, or `wait_s` has passed; return whether none is pending."""
@@ -111,6 +124,11 @@ class RoleFuture(Generic[T]):
         """Return the failures seen so far."""
         return self._failures
 
+    def pending(self) -> list[PendingCall]:
+        """Return the ranks that have neither answered nor failed."""
+        ranks = [self._group.ranks[self._ranks[ref]] for ref in list(self._pending)]
+        return [PendingCall(self._group.role, rank, self._phase) for rank in ranks]
+
     def value(self) -> T:
         """Combine the answers of all ranks."""
         assert not self._pending and not self._failures, (self._phase, self._failures)
@@ -121,6 +139,7 @@ class RoleFuture(Generic[T]):
         self._group.kill()
 
     def _take(self, ref: Any) -> None:
+        HEARTBEAT.advance()
         rank, group = self._ranks[ref], self._group
         group.observe(group.role, f"rank {group.ranks[rank]}", self._phase, self._called_at, time.perf_counter())
         try:
@@ -142,3 +161,7 @@ class RoleFuture(Generic[T]):
     def _fail(self, rank: int, kind: FailureKind, text: str) -> None:
         group, can_restart = self._group, self._group.is_replaceable and kind is FailureKind.DIED
         self._failures.append(Failure(group.role, group.ranks[rank], self._phase, kind, text, can_restart))
+
+
+_futures_lock = threading.Lock()
+_futures: weakref.WeakSet[RoleFuture[Any]] = weakref.WeakSet()

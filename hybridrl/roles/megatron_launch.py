@@ -48,6 +48,7 @@ class MegatronLaunch:
     Attributes:
         timeout_s: Bound on every collective.
         models: At most one of each role.
+        session: Of the run's heartbeats.
         profile: What is profiled; None profiles nothing.
     """
 
@@ -58,6 +59,7 @@ class MegatronLaunch:
     seed: int
     timeout_s: float
     models: tuple[ModelLaunch, ...]
+    session: str = ""
     profile: ProfileLaunch | None = None
 
     @property

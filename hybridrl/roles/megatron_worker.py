@@ -20,6 +20,7 @@ from hybridrl.engines.profiler import Profiler
 from hybridrl.errors import EngineError
 from hybridrl.layout.roles import ModelRole
 from hybridrl.layout.shard import Place, ShardMap
+from hybridrl.observability.heartbeat import HEARTBEAT, Identity
 from hybridrl.roles.megatron_launch import MegatronLaunch, ModelLaunch
 from hybridrl.roles.node import meeting_address, this_node
 from hybridrl.roles.ports import free_port
@@ -68,6 +69,7 @@ class MegatronWorker:
         self._writer = ThreadPoolExecutor(1)
         self._saving: dict[ModelRole, PendingRecord[FileRecord]] = {}
         os.environ.update(_environment(launch))
+        HEARTBEAT.show(Identity(launch.session, launch.roles, rank))
 
     def rendezvous(self) -> tuple[str, int]:
         """Return an address of this rank's host and a free port on it, where the ranks can meet."""

@@ -139,6 +139,9 @@ class ResourcePool:
         bundles: What to reserve.
         timeout_s: Bound on waiting for it.
 
+    Attributes:
+        nodes: On which each bundle lies, by Ray's names.
+
     Raises:
         EngineError: When the cluster does not have it in time; says what it has.
     """
@@ -154,7 +157,8 @@ class ResourcePool:
                 f"of which free {_known(ray.available_resources())}. Free them, or lower the parallel sizes or rollout.num_replicas"
             ) from e
         nodes = placement_group_table(self._group)["bundles_to_node_id"]
-        self._bundles = in_node_order(bundles, [nodes[index] for index in range(len(bundles))])
+        self.nodes: list[str] = [nodes[index] for index in range(len(bundles))]
+        self._bundles = in_node_order(bundles, self.nodes)
 
     def start_actor(self, cls: type[T], slot: Slot, *arguments: Any, python: str | None = None) -> ActorHandle[T]:
         """Start an actor on one bundle.

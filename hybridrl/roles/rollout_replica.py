@@ -17,6 +17,7 @@ from hybridrl.data.generation import Completion, SamplingSpec
 from hybridrl.data.sample import Prompt, Sample
 from hybridrl.engines.profiler import ProfileLaunch
 from hybridrl.layout.shard import ShardMap
+from hybridrl.observability.heartbeat import HEARTBEAT, Identity
 from hybridrl.roles.descendants import Descent, end_descendants, lead_descendants
 from hybridrl.roles.node import this_node
 
@@ -36,6 +37,7 @@ class RolloutLaunch:
         folder: HF checkpoint to start from, with its tokenizer.
         task: Which agent loop plays.
         records_routing: Whether samples carry the experts of their tokens.
+        session: Of the run's heartbeats.
         profile: What is profiled; None profiles nothing.
     """
 
@@ -45,6 +47,7 @@ class RolloutLaunch:
     task: TaskName
     seed: int
     records_routing: bool = False
+    session: str = ""
     profile: ProfileLaunch | None = None
 
     def first_rank(self, replica: int) -> int:
@@ -72,6 +75,8 @@ class RolloutReplica:
         self._launch = launch
         self._predecessors = tuple(predecessors)
         self._descent = lead_descendants(this_node())
+        self._identity = Identity(launch.session, ROLE, replica)
+        HEARTBEAT.show(self._identity)
 
     async def descent(self) -> Descent:
         """Return what this process and all that it will start are known by."""
@@ -98,6 +103,7 @@ class RolloutReplica:
             launch.platform,
             launch.seed + self._replica,
             moe_layers=spec.moe_layers if launch.records_routing else (),
+            identity=self._identity,
         )
         if is_joining:
             await self._engine.hold()

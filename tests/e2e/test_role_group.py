@@ -12,12 +12,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
+from ray.exceptions import RayActorError
 
 from hybridrl.errors import EngineError, EngineLostError
+from hybridrl.observability.heartbeat import HEARTBEAT, Identity
+from hybridrl.roles import node_watch
 from hybridrl.roles.dispatch import broadcast, per_rank, scatter_dp
-from hybridrl.roles.failure import RanksLostError
+from hybridrl.roles.failure import ReplaceableRankLostError
 from hybridrl.roles.future import wait_for
 from hybridrl.roles.group import RoleGroup
+from hybridrl.roles.node_watch import NodeWatches
 from hybridrl.roles.placement import Slot
 from hybridrl.roles.resources import Cluster, ResourcePool
 
@@ -57,6 +62,14 @@ class Echo:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.2)
         raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
+
+
+class Shown(Echo):
+    """Shows a heartbeat."""
+
+    def __init__(self, rank: int, session: str) -> None:
+        super().__init__(rank)
+        HEARTBEAT.show(Identity(session, "actor", rank))
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +118,7 @@ def test_a_replaceable_rank_that_dies_or_whose_engine_does_ends_no_other(
 ) -> None:
     actors = [pool.start_actor(Echo, Slot(rank, 1, 0), rank) for rank in range(2)]
     group = RoleGroup("rollout", actors, [0, 1], [4, 7], is_replaceable=True)
-    with pytest.raises(RanksLostError, match=rf"^rollout rank 7 died in phase test:\n{text}") as caught:
+    with pytest.raises(ReplaceableRankLostError, match=rf"^rollout rank 7 died in phase test:\n{text}") as caught:
         wait_for(group.call(method, broadcast(1), list, phase="test", timeout_s=30))
     assert [failure.rank for failure in caught.value.failures] == [7]
     survivor = RoleGroup("rollout", actors[:1], [0])
@@ -127,6 +140,25 @@ def test_a_death_is_the_cause_and_ends_the_whole_group(group: RoleGroup) -> None
         wait_for(group.call("die", broadcast(0), list, phase="train", timeout_s=30))
     with pytest.raises(EngineError, match="died in phase after"):
         wait_for(group.call("echo", broadcast(0), list, phase="after", timeout_s=30))
+
+
+def test_another_node_is_looked_at_from_a_process_on_it(monkeypatch: pytest.MonkeyPatch, pool: ResourcePool) -> None:
+    monkeypatch.setattr(node_watch, "this_node", lambda: "another node than the only one")
+    watches = NodeWatches("test-of-nodes")
+    shown = pool.start_actor(Shown, Slot(0, 1, 0), 7, watches.session)
+    assert ray.get(shown.echo.remote(1)) == (7, 1)
+    with watches.reaching(pool.nodes):
+        deadline = time.monotonic() + 30
+        while len(watches.progress()) < 2:
+            assert time.monotonic() < deadline
+        here, there = watches.progress()
+        assert here == there and list(here.values()) == [0]
+        for report in watches.collect(3.0):
+            assert str(report.identity) == "actor rank 7"
+            assert report.stacks and "main_loop" in [frame.function for frame in report.stacks[-1]]
+        watches.kill()
+        with pytest.raises(RayActorError):
+            ray.get(shown.echo.remote(2), timeout=30)
 
 
 def test_resources_that_the_cluster_lacks_are_refused_in_time_with_what_it_has(pool: ResourcePool) -> None:

@@ -18,7 +18,7 @@ from hybridrl.controller.probe import Probe
 from hybridrl.controller.weight_sync import WeightSyncer
 from hybridrl.errors import EngineError
 from hybridrl.roles.dispatch import broadcast, per_rank
-from hybridrl.roles.failure import RanksLostError
+from hybridrl.roles.failure import ReplaceableRankLostError
 from hybridrl.roles.group import RoleGroup
 from hybridrl.roles.placement import Slot
 from hybridrl.roles.resources import Cluster, ResourcePool
@@ -135,7 +135,7 @@ def test_training_ranks_outlive_a_replaceable_rank_that_dies_and_send_the_same_v
         ray.get([each.may_sample.remote() for each in (*actor.actors, *rollout.actors)], timeout=60)
         started = time.monotonic()
         broken = syncer()
-        with pytest.raises(RanksLostError, match=rf"^rollout rank {DOOMED_RANK} died in phase {phase}:"):
+        with pytest.raises(ReplaceableRankLostError, match=rf"^rollout rank {DOOMED_RANK} died in phase {phase}:"):
             broken.connect(all_maps("rollout"))
             broken.sync(1)
         assert time.monotonic() - started < LIMIT_S

@@ -23,6 +23,7 @@ from hybridrl.engines.megatron.micro_batches import MicroBatch
 from hybridrl.engines.megatron.objectives import Values
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.engines.megatron.router_replay import RouterReplay
+from hybridrl.observability.heartbeat import HEARTBEAT
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor, Values], tuple[torch.Tensor, torch.Tensor]]
 """(logprobs, entropies, values) of picked tokens -> loss of the micro-batch, summed, and the vector of its sums."""
@@ -105,6 +106,7 @@ class Pipeline:
     def _step(
         self, data: Iterator[MicroBatch], model: torch.nn.Module, *, temperature: float, objective: LossFunction | None
     ) -> tuple[torch.Tensor, Callable[..., object]]:
+        HEARTBEAT.advance()
         batch = next(data)
         if self._replay:
             self._replay.enter(self._chunks.index(model), batch.places)

@@ -24,6 +24,7 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +47,7 @@ from hybridrl.engines.vllm.requests import ConnectRequest, LearnRequest, Profile
 from hybridrl.engines.vllm.settings import engine_arguments, environment
 from hybridrl.errors import EngineError, EngineLostError, WeightSyncError
 from hybridrl.layout.shard import CanonicalTensor, ShardMap
+from hybridrl.observability.heartbeat import Identity
 from hybridrl.reshard.executor import TransferReport
 from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.transports import Rendezvous
@@ -92,6 +94,7 @@ class RolloutEngine:
         policy_version: int = 0,
         moe_layers: Sequence[int] = (),
         cores: Sequence[Sequence[int]] | None = None,
+        identity: Identity | None = None,
     ) -> RolloutEngine:
         """Start the replica's processes and load a checkpoint as version `policy_version`.
 
@@ -101,6 +104,7 @@ class RolloutEngine:
             folder: HF checkpoint folder; no tokenizer is needed.
             moe_layers: Decoder layers whose choice of experts is recorded with every completion; empty records nothing.
             cores: CPU cores of each worker (cpu platform); None leaves placement to the operating system.
+            identity: Of the replica; its workers show their heartbeats as parts of it. None: they show none.
 
         Raises:
             EngineError: vLLM did not start.
@@ -115,6 +119,11 @@ class RolloutEngine:
         gc.collect()
         gc.freeze()  # start-up objects stay for good; scanning them again stalls generation for half a second each time
         await engine._call("hybridrl_end_with", os.getpid())
+        if identity is not None:
+            part = (
+                "vLLM engine" if config.tp_size == 1 else "vLLM worker"
+            )  # a single worker runs inside the engine's process
+            await engine._call("hybridrl_show", replace(identity, part=part))
         if moe_layers and platform is Platform.CPU:
             await engine._call("hybridrl_record_routing", None)
             engine._has_recorder = True

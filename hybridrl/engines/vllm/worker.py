@@ -12,7 +12,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from hybridrl.engines.vllm.requests import ConnectRequest, LearnRequest, Profile
 from hybridrl.engines.vllm.routing import RoutingRecorder
 from hybridrl.errors import EngineError
 from hybridrl.layout.shard import Place, ShardMap
+from hybridrl.observability.heartbeat import HEARTBEAT, Identity
 from hybridrl.reshard.executor import Receiver, TransferReport
 from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.transports import Transport, open_transport
@@ -66,11 +67,12 @@ def _answered(method: Callable[[Any, Any], object]) -> Callable[[Any, bytes], by
 
 
 class WorkerExtension:
-    """Methods of every rollout worker; `rank`, `model_runner` and `model_config` are vLLM's."""
+    """Methods of every rollout worker; `rank`, `model_runner`, `model_config` and `parallel_config` are vLLM's."""
 
     rank: int
     model_runner: Any
     model_config: Any
+    parallel_config: Any
     _hybridrl_layout: LearnedLayout | None = None
     _hybridrl_connection: _Connection | None = None
     _hybridrl_routing: RoutingRecorder | None = None
@@ -80,6 +82,13 @@ class WorkerExtension:
     def hybridrl_end_with(self, owner_pid: int) -> None:
         """End this replica's processes when its owner is gone."""
         end_with(owner_pid)
+
+    @_answered
+    def hybridrl_show(self, identity: Identity) -> None:
+        """Show this process's heartbeat, which a step of the sampler advances."""
+        is_alone = self.parallel_config.tensor_parallel_size == 1
+        HEARTBEAT.show(identity if is_alone else replace(identity, part=f"{identity.part} {self.rank}"))
+        self.model_runner.execute_model = _counted(self.model_runner.execute_model)
 
     @_answered
     def hybridrl_record_routing(self, request: None) -> None:
@@ -162,6 +171,15 @@ class WorkerExtension:
         if self._hybridrl_connection is not None:
             self._hybridrl_connection.transport.close()
             self._hybridrl_connection = None
+
+
+def _counted(step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def call(*arguments: Any, **named: Any) -> Any:
+        HEARTBEAT.advance()
+        return step(*arguments, **named)
+
+    return call
 
 
 def _device_name(rank: int) -> str:

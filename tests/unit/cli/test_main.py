@@ -11,7 +11,7 @@ import pytest
 
 from hybridrl.cli.main import Run, main
 from hybridrl.config.schema import ExperimentConfig
-from hybridrl.errors import DataError, EngineError
+from hybridrl.errors import DataError, EngineError, HangError, RankLostError
 from hybridrl.preflight.command import Command
 from tests.unit.preflight.experiments import FILE_TASK, SFT, TRAIN, write_experiment
 
@@ -61,12 +61,19 @@ def test_check_reads_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[3].startswith(f"  {tmp_path}/train.jsonl:2: not valid JSON")
 
 
+def _that_goes_on(error: RankLostError) -> RankLostError:
+    error.can_go_on = True
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "lines"),
     [
         (None, 0, []),
         (EngineError("actor rank 3, train: lost"), 1, ["the run failed (EngineError)", "  actor rank 3, train: lost"]),
         (DataError("reward: 1 of 2\nfix it"), 2, ["the data cannot be used", "  reward: 1 of 2", "  fix it"]),
+        (RankLostError("actor rank 3 died"), 1, ["the run failed (RankLostError)", "  actor rank 3 died"]),
+        (_that_goes_on(HangError("hang")), 75, ["the run failed (HangError)", "  hang"]),
         (KeyboardInterrupt(), 130, ["interrupted"]),
     ],
 )

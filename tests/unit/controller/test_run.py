@@ -11,10 +11,18 @@ import pytest
 from hybridrl.checkpoint.folder import Checkpoint, Found
 from hybridrl.checkpoint.manifest import Manifest
 from hybridrl.config.schema import ExperimentConfig
-from hybridrl.controller.run import Outcome, _is_trained, _recorded, _stopped, _summary, export_policy
+from hybridrl.controller.run import (
+    Outcome,
+    _is_trained,
+    _recorded,
+    _stopped,
+    _summary,
+    _told_how_to_go_on,
+    export_policy,
+)
 from hybridrl.controller.stopping import StopRequest
 from hybridrl.controller.trainer import TrainResult
-from hybridrl.errors import EngineError
+from hybridrl.errors import EngineError, HangError, RankLostError
 from hybridrl.observability.recorder import RunRecorder
 from tests.unit.controller.fakes import FakeFuture
 
@@ -95,6 +103,23 @@ def test_only_a_run_that_would_go_on_asks_for_the_same_command(
     config = _config(tmp_path)
     config.checkpoint.every_steps, config.trainer.resume = every_steps, resume
     assert _stopped(config, TrainResult(7, None, None, is_stopped=True), Path("/runs/calc-2")) == Outcome(words, code)
+
+
+@pytest.mark.parametrize(
+    ("every_steps", "resume", "goes_on"), [(5, "auto", True), (5, "never", False), (0, "auto", False)]
+)
+def test_a_lost_run_says_whether_the_same_command_goes_on(
+    tmp_path: Path, every_steps: int, resume: str, goes_on: bool
+) -> None:
+    config = _config(tmp_path)
+    config.checkpoint.every_steps, config.trainer.resume = every_steps, resume
+    with pytest.raises(RankLostError) as caught, _told_how_to_go_on(config):
+        raise HangError("hang in phase update")
+    assert caught.value.can_go_on is goes_on
+    advice = "goes on from the newest checkpoint" if goes_on else "would begin anew"
+    assert str(caught.value).startswith(f"hang in phase update\nThe same command {advice}")
+    with pytest.raises(EngineError, match=r"^own fault$"), _told_how_to_go_on(config):
+        raise EngineError("own fault")
 
 
 def test_a_finished_run_is_not_started_again(tmp_path: Path) -> None:

@@ -163,6 +163,11 @@ COMMAND_LINE_FAULTS: list[tuple[tuple[str, ...], str]] = [
         "tracking.prometheus_host: got a value, expected none: it is not read when tracking.prometheus_port is null; remove it",
     ),
     (
+        ("trainer.hang_timeout_s=300", "trainer.rollout_timeout_s=360"),
+        "trainer.hang_timeout_s: got 300, expected at most 80% of trainer.rollout_timeout_s 360, which would end a call before it is seen "
+        "to hang; lower it",
+    ),
+    (
         ("trainer.stop_at_accuracy=0.9", "trainer.eval_every_steps=0"),
         "trainer.stop_at_accuracy: got 0.9, expected null, since trainer.eval_every_steps is 0; turn evaluation on",
     ),
@@ -440,7 +445,7 @@ def test_no_evaluation_file_is_needed_without_evaluation(tmp_path: Path) -> None
             ("actor.parallel.dp_size=129",),
             "actor.parallel.dp_size: got 129, expected at most the 128 samples per optimizer step",
         ),
-        (("trainer.train_timeout_s=7",), None),
+        (("trainer.train_timeout_s=7", "trainer.hang_timeout_s=5"), None),
         (
             ("actor.optimizer.warmup_steps=120", "actor.optimizer.schedule=linear"),
             "actor.optimizer.warmup_steps: got 120, expected less than the run's 120 optimizer step(s) (sft.num_steps)",

@@ -76,7 +76,8 @@ def test_failed_samples_are_dropped_and_counted_and_the_others_scored(tmp_path: 
         ("raise", "ValueError: no such unit"),
         ("nan", "not_finite: function returned nan, expected a finite number"),
         ("text", "wrong_type: function returned str, expected a number"),
-        ("hang", "timeout: no reward within reward.sample_timeout_s = 1 s"),
+        ("hang", "timeout: no reward within reward.sample_timeout_s = 1 s; it was in `"),
+        ("hang", "/rewards.py:"),
         ("die", "crash: the scoring process ended with exit code 4"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hybridrl.errors import EngineError, RankLostError
 from hybridrl.roles.failure import Failure, FailureKind, kind_of_exception, root_cause, to_error
 
 RAISED = Failure("actor", 2, "update", FailureKind.RAISED, "Traceback ...\nValueError: bad row")
@@ -27,6 +28,11 @@ def test_the_error_names_role_rank_and_phase_and_shows_the_traceback_and_who_fol
     assert message.startswith("actor rank 2 failed in phase update:\nTraceback ...\nValueError: bad row")
     assert "(after it failed: actor rank 0)" in message
     assert str(to_error([DIED])) == "actor rank 3 died in phase update:\nits process ended"
+
+
+def test_what_an_exception_did_not_cause_is_an_error_of_its_own_class() -> None:
+    assert type(to_error([LOST, RAISED])) is EngineError, "it would come again"
+    assert [type(to_error([failure])) for failure in (DIED, LOST, SILENT[0])] == [RankLostError] * 3
 
 
 def test_a_time_out_names_every_silent_rank_and_the_seconds() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hybridrl.errors import EngineError
-from hybridrl.roles.failure import Failure, FailureKind, RanksLostError
+from hybridrl.roles.failure import Failure, FailureKind, ReplaceableRankLostError
 from hybridrl.roles.future import wait_all, wait_for, wait_for_both
 
 
@@ -82,7 +82,7 @@ CUT = _failure(FailureKind.CONNECTION, "actor", 0)
 
 def test_the_death_of_a_replaceable_rank_is_told_once_every_call_has_ended_and_ends_no_process() -> None:
     sender, receiver = Scripted(10, failures=[CUT]), Scripted(1, failures=[LOST])
-    with pytest.raises(RanksLostError, match="rollout rank 1 died in phase weight_sync") as caught:
+    with pytest.raises(ReplaceableRankLostError, match="rollout rank 1 died in phase weight_sync") as caught:
         wait_all([sender, receiver], grace_s=0.0)
     assert sender.polls == 0 and caught.value.failures == (LOST,)
     assert not sender.is_abandoned and not receiver.is_abandoned
@@ -90,7 +90,7 @@ def test_the_death_of_a_replaceable_rank_is_told_once_every_call_has_ended_and_e
 
 def test_a_connection_that_is_lost_before_the_death_is_seen_does_not_cut_the_wait_short() -> None:
     sender, receiver, other = Scripted(1, failures=[CUT]), Scripted(5, failures=[LOST]), Scripted(40)
-    with pytest.raises(RanksLostError):
+    with pytest.raises(ReplaceableRankLostError):
         wait_all([sender, receiver, other], grace_s=0.1)
     assert other.polls == 0
 
@@ -100,5 +100,5 @@ def test_any_other_failure_beside_the_death_of_a_replaceable_rank_ends_all(kind:
     other, receiver = Scripted(2, failures=[_failure(kind)]), Scripted(1, failures=[LOST])
     with pytest.raises(EngineError) as caught:
         wait_all([other, receiver], grace_s=0.1)
-    assert not isinstance(caught.value, RanksLostError)
+    assert not isinstance(caught.value, ReplaceableRankLostError)
     assert other.is_abandoned and receiver.is_abandoned
