@@ -33,10 +33,11 @@ _ASYNC_COLLECTIVES = "megatron/core/"
 _IDLE = (
     ("ray/_private/worker.py", "main_loop"),
     ("vllm/v1/engine/core.py", "_process_input_queue"),
-    ("vllm/distributed/device_communicators/shm_broadcast.py", "acquire_read"),
     ("hybridrl/rewards/worker.py", "main"),
 )
 """Where processes wait for their next call, once the frames of the standard library are left out."""
+_IDLE_BELOW = (("vllm/distributed/device_communicators/shm_broadcast.py", "acquire_read"),)
+"""Calls below which a process waits, with frames of other packages in between."""
 _CONTROLLER_WAITS = (("hybridrl/roles/future.py", "wait_all"), ("hybridrl/rewards/score.py", "_wait"))
 _PACKAGES = re.compile(r"/(site|dist)-packages/(?!hybridrl/)")
 _STANDARD = re.compile(r"/lib/python3[^/]*/(?!(site|dist)-packages/)|<frozen ")
@@ -236,7 +237,7 @@ def _call(stack: Stack) -> Call | None:
 
 def _is_idle(stack: Stack) -> bool:
     call = _call(stack)
-    return call is None or _is_at(call.caller, _IDLE)
+    return call is None or _is_at(call.caller, _IDLE) or any(_is_at(frame, _IDLE_BELOW) for frame in stack)
 
 
 def _is_at(frame: Frame, places: Iterable[tuple[str, str]]) -> bool:

@@ -147,6 +147,13 @@ def test_an_engine_at_work_and_a_blocked_event_loop_are_told_from_those_that_wai
     assert sentence(replica, waiting, pending=pending).endswith(
         "rollout rank 0 owes an answer, and every process waits for its next call"
     )
+    spinning = (
+        Frame(f"{PACKAGES}vllm/distributed/utils.py", 46, "sched_yield", "os.sched_yield()"),
+        Frame(f"{PACKAGES}vllm/distributed/device_communicators/shm_broadcast.py", 600, "acquire_read"),
+        Frame(f"{PACKAGES}vllm/v1/executor/multiproc_executor.py", 900, "worker_busy_loop"),
+    )
+    workers = [process("rollout", 0, spinning, part=f"vLLM worker {rank}") for rank in range(2)]
+    assert "every process waits for its next call" in sentence(replica, *workers, pending=pending)
     blocked = process("rollout", 0, SLEEP, RAY_IDLE)
     assert "; rollout rank 0 is in `time.sleep(3600)`" in sentence(blocked, waiting, pending=pending)
     busy = process("rollout", 0, watcher, (*SLEEP, queue), part="vLLM engine")
