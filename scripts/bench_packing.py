@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from hybridrl.algos.policy_loss import PolicyLossConfig
-from hybridrl.config.schema import MicroBatchConfig, OptimizerConfig, ParallelConfig, Platform, Precision
+from hybridrl.config.choices import Platform, Precision
+from hybridrl.config.schema import MicroBatchConfig, OptimizerConfig, ParallelConfig
 from hybridrl.data.batch import PolicyBatch, SequenceBatch
 from hybridrl.engines.megatron import cpu
 from hybridrl.engines.megatron.engine import MegatronEngine

@@ -123,7 +123,8 @@ def run_ours(case: Case, folder: Path) -> list[Step]:
 
 def run_trl(case: Case, folder: Path) -> list[Step]:
     """Train in TRL's environment, on the questions that ours gets."""
-    from hybridrl.config.schema import DataConfig, TaskName
+    from hybridrl.config.choices import TaskName
+    from hybridrl.config.schema import DataConfig
     from hybridrl.data.dataset import open_dataset
     from hybridrl.data.tasks.demo_tokenizer import BOS, EOS
     from hybridrl.data.tokenizer import load_tokenizer

@@ -31,7 +31,7 @@ def with_reference(page: str) -> str:
 
 
 def _reference(schema: Schema) -> Iterator[str]:
-    yield "Written by `scripts/make_config_reference.py` from `hybridrl/config/schema.py`."
+    yield "Written by `scripts/make_config_reference.py` from `hybridrl/config`."
     default = ExperimentConfig()
     for section, members in schema.sections.items():
         keys = [schema.keys[join(section, name)] for name in members if join(section, name) in schema.keys]

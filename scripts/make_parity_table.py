@@ -98,7 +98,8 @@ def _transformers(name: str, folder: Path, token_ids: list[int]) -> torch.Tensor
 
 
 def _megatron(folders: dict[str, Path], token_ids: list[int]) -> dict[str, torch.Tensor]:
-    from hybridrl.config.schema import ParallelConfig, Platform
+    from hybridrl.config.choices import Platform
+    from hybridrl.config.schema import ParallelConfig
     from hybridrl.engines.megatron import cpu
     from hybridrl.engines.megatron.process_groups import start_process_group
     from hybridrl.engines.megatron.single_rank import load_whole_model, logits_of
@@ -110,7 +111,8 @@ def _megatron(folders: dict[str, Path], token_ids: list[int]) -> dict[str, torch
 
 
 def _vllm(folders: dict[str, Path], token_ids: list[int]) -> dict[str, torch.Tensor]:
-    from hybridrl.config.schema import Platform, RolloutConfig
+    from hybridrl.config.choices import Platform
+    from hybridrl.config.schema import RolloutConfig
     from hybridrl.engines.vllm.settings import environment
 
     os.environ.update(environment(Platform.CPU, RolloutConfig(kv_cache_gib=1), None))

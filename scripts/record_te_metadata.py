@@ -29,7 +29,8 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hybridrl.config.schema import ParallelConfig, Platform, Precision
+from hybridrl.config.choices import Platform, Precision
+from hybridrl.config.schema import ParallelConfig
 from hybridrl.layout.box import DType
 from hybridrl.layout.families import model_spec
 from hybridrl.layout.megatron import LayerSpec, MegatronLayout

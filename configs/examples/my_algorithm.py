@@ -6,7 +6,7 @@ import torch
 from hybridrl.algos.advantage.groups import Floats, map_groups
 from hybridrl.algos.advantage.inputs import AdvantageInputs
 from hybridrl.algos.policy_loss import PolicyTokens, TokenLoss
-from hybridrl.config.schema import AdvantageConfig, PolicyLossConfig
+from hybridrl.config.algorithm import AdvantageConfig, PolicyLossConfig
 
 
 def rank_advantage(inputs: AdvantageInputs, config: AdvantageConfig) -> Floats:

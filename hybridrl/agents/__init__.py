@@ -8,7 +8,7 @@ from hybridrl.agents import calc_tool
 from hybridrl.agents.calc_tool import CalcToolLoop
 from hybridrl.agents.loop import AgentLoop
 from hybridrl.agents.single_turn import SingleTurnLoop
-from hybridrl.config.schema import TaskName
+from hybridrl.config.choices import TaskName
 from hybridrl.data.tokenizer import Tokenizer
 
 _LOOPS: dict[TaskName, Callable[[Tokenizer], AgentLoop]] = {

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridrl.config.schema import LossAggregation
+from hybridrl.config.choices import LossAggregation
 
 
 def loss_weights(

@@ -18,7 +18,8 @@ from hybridrl.algos.aggregate import loss_weights
 from hybridrl.algos.kl import RewardKl
 from hybridrl.algos.overlong import overlong_penalties
 from hybridrl.algos.rollout_correction import correct_rollouts
-from hybridrl.config.schema import AlgorithmConfig, OldPolicy
+from hybridrl.config.algorithm import AlgorithmConfig
+from hybridrl.config.choices import OldPolicy
 
 
 @dataclass(frozen=True, slots=True)

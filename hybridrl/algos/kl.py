@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hybridrl.config.schema import KlEstimator, RewardKlConfig
+from hybridrl.config.algorithm import RewardKlConfig
+from hybridrl.config.choices import KlEstimator
 
 MAX_LOG_RATIO = 20.0
 """Log ratios are clamped to this magnitude before exp: exp(20) is 4.9e8, far past any clip, and finite in bf16."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridrl.config.schema import OverlongConfig
+from hybridrl.config.algorithm import OverlongConfig
 
 
 def overlong_penalties(num_tokens: NDArray[np.int64], config: OverlongConfig) -> NDArray[np.float64]:

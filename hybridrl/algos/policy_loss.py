@@ -15,7 +15,8 @@ from hybridrl.algos.loss.gmpo import gmpo
 from hybridrl.algos.loss.gspo import gspo
 from hybridrl.algos.loss.sapo import sapo
 from hybridrl.algos.loss.tokens import PolicyLoss, PolicyTokens, TokenLoss
-from hybridrl.config.schema import PolicyLossConfig, PolicyLossKind
+from hybridrl.config.algorithm import PolicyLossConfig
+from hybridrl.config.choices import PolicyLossKind
 from hybridrl.config.user_function import FunctionReference, load_function
 
 __all__ = ["PolicyLoss", "PolicyLossConfig", "PolicyTokens", "TokenLoss", "make_policy_loss"]

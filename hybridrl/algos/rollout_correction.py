@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridrl.config.schema import CorrectionLevel, CorrectionMethod, RolloutCorrectionConfig
+from hybridrl.config.algorithm import RolloutCorrectionConfig
+from hybridrl.config.choices import CorrectionLevel, CorrectionMethod
 
 _MAX_LOG_RATIO = 80.0
 """Log ratios are clamped to this magnitude before exp, which keeps float32 finite."""

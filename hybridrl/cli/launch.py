@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridrl.cli.number import number
-from hybridrl.config.schema import RESUME_AUTO, ExperimentConfig, Platform
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import RESUME_AUTO, ExperimentConfig
 from hybridrl.errors import ConfigError, EngineError
 from hybridrl.planning.pools import count_devices
 

@@ -6,172 +6,27 @@ Every batch size says its unit in its name. ``load.py`` merges YAML files and ov
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
+from hybridrl.config.algorithm import AlgorithmConfig
+from hybridrl.config.choices import (
+    LongPrompts,
+    LrSchedule,
+    ModelInit,
+    Platform,
+    Precision,
+    ProfileTool,
+    Recompute,
+    RewardFailure,
+    RouterReplay,
+    TaskName,
+    TransportName,
+    WandbMode,
+)
 from hybridrl.config.fields import setting
 
 RESUME_AUTO, RESUME_NEVER = "auto", "never"
 """Values of ``trainer.resume`` that are no path."""
-
-
-class Platform(enum.Enum):
-    """Hardware that ranks run on."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class Precision(enum.Enum):
-    """Element type of parameters and activations."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-
-
-class TaskName(enum.Enum):
-    """Where prompts come from and which agent loop plays them."""
-
-    CALC = "calc"
-    REVERSE = "reverse"
-    FILE = "file"
-
-
-class ModelInit(enum.Enum):
-    """Where the first weights come from."""
-
-    PRETRAINED = "pretrained"
-    RANDOM = "random"
-
-
-class RewardFailure(enum.Enum):
-    """What a reward function's failure means for the run."""
-
-    FAIL = "fail"
-    DROP = "drop"
-
-
-class LongPrompts(enum.Enum):
-    """What happens to prompts over ``data.max_prompt_tokens``."""
-
-    ERROR = "error"
-    DROP = "drop"
-    TRUNCATE_LEFT = "truncate_left"
-    TRUNCATE_RIGHT = "truncate_right"
-
-
-class TransportName(enum.Enum):
-    """How weight bytes travel."""
-
-    AUTO = "auto"
-    SHM = "shm"
-    GLOO = "gloo"
-    MIXED = "mixed"
-    NCCL = "nccl"
-    CUDA_IPC = "cuda_ipc"
-
-
-class LrSchedule(enum.Enum):
-    """Shape of the learning rate after warm-up."""
-
-    CONSTANT = "constant"
-    LINEAR = "linear"
-    COSINE = "cosine"
-
-
-class AdvantageEstimator(enum.Enum):
-    """How rewards become advantages."""
-
-    GRPO = "grpo"
-    DR_GRPO = "dr_grpo"
-    RLOO = "rloo"
-    REINFORCE_PP = "reinforce_pp"
-    REINFORCE_PP_BASELINE = "reinforce_pp_baseline"
-    REMAX = "remax"
-    GAE = "gae"
-
-
-class PolicyLossKind(enum.Enum):
-    """How the ratio of new to old probability enters the policy loss."""
-
-    CLIP = "clip"
-    DUAL_CLIP = "dual_clip"
-    GSPO = "gspo"
-    CISPO = "cispo"
-    SAPO = "sapo"
-    GMPO = "gmpo"
-
-
-class LossAggregation(enum.Enum):
-    """How token losses become one number."""
-
-    TOKEN_MEAN = "token_mean"
-    SEQ_MEAN_TOKEN_MEAN = "seq_mean_token_mean"
-    SEQ_MEAN_TOKEN_SUM = "seq_mean_token_sum"
-    SEQ_MEAN_TOKEN_SUM_NORM = "seq_mean_token_sum_norm"
-
-
-class KlEstimator(enum.Enum):
-    """Estimators of the KL divergence per token."""
-
-    K1 = "k1"
-    K2 = "k2"
-    K3 = "k3"
-
-
-class OldPolicy(enum.Enum):
-    """Whose log-probs the ratio of the policy loss compares with."""
-
-    DECOUPLED = "decoupled"
-    BYPASS = "bypass"
-
-
-class CorrectionMethod(enum.Enum):
-    """What happens to importance weights that are out of bounds."""
-
-    NONE = "none"
-    TRUNCATE = "truncate"
-    MASK = "mask"
-
-
-class CorrectionLevel(enum.Enum):
-    """Over what the importance ratio is taken."""
-
-    TOKEN = "token"
-    SEQUENCE = "sequence"
-    GEOMETRIC = "geometric"
-
-
-class RouterReplay(enum.Enum):
-    """Whose choice of experts an update takes."""
-
-    OFF = "off"  # its own
-    R2 = "r2"  # that of the log-prob pass before it
-    R3 = "r3"  # that of the sampler, as does the log-prob pass
-
-
-class WandbMode(enum.Enum):
-    """Whether and how Weights & Biases follows a run."""
-
-    OFF = "off"
-    OFFLINE = "offline"  # into the run's folder, for `wandb sync`
-    ONLINE = "online"
-
-
-class ProfileTool(enum.Enum):
-    """What records where the time of a process goes."""
-
-    OFF = "off"
-    TORCH = "torch"
-    NSYS = "nsys"
-
-
-class Recompute(enum.Enum):
-    """Activations that are dropped after the forward pass."""
-
-    NONE = "none"
-    SELECTIVE = "selective"  # core attention
-    FULL = "full"  # all but the input of each layer
 
 
 @dataclass
@@ -450,137 +305,6 @@ class RewardConfig:
     num_processes: int = setting(1, "Processes that score", at_least=1)
     sample_timeout_s: float = setting(10.0, "Seconds that scoring one sample may take", above=0)
     timeout_s: float = setting(60.0, "Seconds that scoring one step's samples may take", above=0)
-
-
-@dataclass
-class AdvantageConfig:
-    """From rewards to advantages."""
-
-    estimator: AdvantageEstimator = setting(AdvantageEstimator.GRPO, "Estimator that comes with HybridRL")
-    path: str | None = setting(None, "Python file with an estimator of your own", is_input_path=True)
-    name: str | None = setting(None, "Function in that file, taking (inputs, config)")
-    needs_values: bool = setting(False, "Whether an estimator of your own reads a critic's values and returns targets")
-    needs_greedy: bool = setting(
-        False, "Whether an estimator of your own reads the reward of a greedy sample of each prompt"
-    )
-    epsilon: float = setting(1e-4, "Added to the standard deviation that divides", at_least=0)
-    discount: float = setting(1.0, "Discount of the next token (gae)", above=0, at_most=1)
-    trace_decay: float = setting(1.0, "Lambda: 1 trusts rewards alone, 0 the next value (gae)", at_least=0, at_most=1)
-    whiten: bool = setting(True, "Bring advantages to mean 0 and deviation 1 over the batch (gae)")
-
-
-@dataclass
-class PolicyLossConfig:
-    """The policy loss per token and the terms beside it."""
-
-    kind: PolicyLossKind = setting(PolicyLossKind.CLIP, "Loss that comes with HybridRL")
-    path: str | None = setting(
-        None, "Python file with a loss of your own, readable on every training node", is_input_path=True
-    )
-    name: str | None = setting(None, "Function in that file, taking (tokens, config)")
-    clip_low: float = setting(0.2, "Ratio is clipped below 1 - clip_low", above=0, at_most=1)
-    clip_high: float = setting(0.28, "Ratio is clipped above 1 + clip_high", above=0)
-    dual_clip: float = setting(3.0, "Bound on the ratio where the advantage is negative (dual_clip)", above=1)
-    positive_temperature: float = setting(1.0, "Steepness of the gate where the advantage is positive (sapo)", above=0)
-    negative_temperature: float = setting(1.05, "Steepness of the gate where it is negative (sapo)", above=0)
-    entropy_coef: float = setting(0.0, "Weight of the entropy bonus", at_least=0)
-    kl_coef: float = setting(
-        0.0, "Weight of the KL to the frozen reference, the starting checkpoint; 0 runs without one", at_least=0
-    )
-    kl_estimator: KlEstimator = setting(KlEstimator.K3, "Estimator of that KL per token")
-    kl_unbiased_gradient: bool = setting(
-        False, "Give k1 and k3 the gradient of k2, whose expectation is the gradient of the KL"
-    )
-
-
-@dataclass
-class RewardKlConfig:
-    """KL to the frozen reference, which is the starting checkpoint, taken off the reward of each token."""
-
-    coef: float = setting(0.0, "Weight, or the first one with a target; 0 runs without", at_least=0)
-    estimator: KlEstimator = setting(KlEstimator.K1, "Estimator per token")
-    target: float | None = setting(
-        None, "KL per token that an adaptive weight steers to; null keeps the weight", above=0
-    )
-    horizon_samples: int = setting(10_000, "Samples over which an adaptive weight reacts", at_least=1)
-
-
-@dataclass
-class RolloutCorrectionConfig:
-    """What makes up for samples that another policy, or another engine, drew."""
-
-    old_policy: OldPolicy = setting(
-        OldPolicy.DECOUPLED,
-        "Compute old_logprobs with the trainer and weigh by their ratio to the sampler's, or take the sampler's for them",
-    )
-    method: CorrectionMethod = setting(
-        CorrectionMethod.TRUNCATE,
-        "Cut importance weights exp(old_logprobs - rollout_logprobs) at max_weight, set those outside the bounds to 0, or "
-        "weigh everything by 1",
-    )
-    level: CorrectionLevel = setting(
-        CorrectionLevel.TOKEN, "Ratio of each token, of the whole sequence, or its geometric mean per token"
-    )
-    min_weight: float = setting(0.0, "Smallest weight that is kept (mask)", at_least=0, at_most=1)
-    max_weight: float = setting(2.0, "Largest weight", at_least=1)
-
-
-@dataclass
-class OverlongConfig:
-    """A penalty on responses that come close to a limit."""
-
-    max_tokens: int | None = setting(
-        None, "Policy tokens at which the whole penalty is due; null turns it off", at_least=1
-    )
-    buffer_tokens: int = setting(0, "Tokens before max_tokens over which the penalty grows from 0", at_least=0)
-    penalty: float = setting(1.0, "Reward taken off at max_tokens", above=0)
-
-
-@dataclass
-class AlgorithmConfig:
-    """What is learnt from the samples of a step. The defaults are GRPO."""
-
-    prompts_per_step: int = setting(32, "Prompts per step, over all replicas", at_least=1)
-    samples_per_prompt: int = setting(8, "Samples per prompt: the group of group-normalised advantages", at_least=1)
-    mini_batches_per_step: int = setting(1, "Optimizer steps per pass over a batch", at_least=1)
-    epochs_per_step: int = setting(1, "Passes over each batch", at_least=1)
-    max_sampling_rounds: int = setting(
-        1,
-        "Rounds of rollouts per step, at most: above 1, prompts whose samples all have the same reward are replaced by new "
-        "ones (dynamic sampling)",
-        at_least=1,
-    )
-    loss_aggregation: LossAggregation = setting(LossAggregation.TOKEN_MEAN, "Average of the token losses")
-    loss_norm_tokens: int | None = setting(
-        None, "Tokens that each sequence's summed loss is divided by (seq_mean_token_sum_norm)", at_least=1
-    )
-    advantage: AdvantageConfig = setting(AdvantageConfig, "Advantages")
-    policy_loss: PolicyLossConfig = setting(PolicyLossConfig, "Policy loss")
-    reward_kl: RewardKlConfig = setting(RewardKlConfig, "KL taken off the reward")
-    rollout_correction: RolloutCorrectionConfig = setting(RolloutCorrectionConfig, "Off-policy correction")
-    overlong: OverlongConfig = setting(OverlongConfig, "Length penalty")
-
-    @property
-    def updates_per_step(self) -> int:
-        """Optimizer steps per batch."""
-        return self.mini_batches_per_step * self.epochs_per_step
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the log-probs of the frozen reference are used."""
-        return self.policy_loss.kl_coef > 0 or self.reward_kl.coef > 0
-
-    @property
-    def needs_values(self) -> bool:
-        """Whether the values of a critic are used."""
-        advantage = self.advantage
-        return advantage.needs_values if advantage.path is not None else advantage.estimator is AdvantageEstimator.GAE
-
-    @property
-    def needs_greedy(self) -> bool:
-        """Whether a greedy sample of each prompt is drawn as a baseline."""
-        advantage = self.advantage
-        return advantage.needs_greedy if advantage.path is not None else advantage.estimator is AdvantageEstimator.REMAX
 
 
 @dataclass

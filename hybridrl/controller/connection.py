@@ -11,7 +11,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hybridrl.config.schema import Platform, TransportName, WeightSyncConfig
+from hybridrl.config.choices import Platform, TransportName
+from hybridrl.config.schema import WeightSyncConfig
 from hybridrl.controller.interfaces import WeightDestination, WeightSource
 from hybridrl.errors import EngineError, ReshardError
 from hybridrl.layout.shard import Place, ShardMap

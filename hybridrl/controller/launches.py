@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hybridrl.config.schema import ExperimentConfig, ModelInit, RouterReplay
+from hybridrl.config.choices import ModelInit, RouterReplay
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.layout.roles import ModelRole, PlacedRole, by_pool
 from hybridrl.roles.deadline import inner_s

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from hybridrl.config.schema import ExperimentConfig, Precision, RouterReplay
+from hybridrl.config.choices import Precision, RouterReplay
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.controller.hang_watch import HangWatch
 from hybridrl.controller.scoring import score_with_megatron, score_with_transformers, score_with_vllm
 from hybridrl.controller.startup import start_actor

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridrl.config.schema import Precision
+from hybridrl.config.choices import Precision
 from hybridrl.controller.interfaces import WeightDestination, WeightSource
 from hybridrl.data.batch import SequenceBatch, pad_rows
 from hybridrl.data.generation import Completion

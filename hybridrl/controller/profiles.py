@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hybridrl.config.schema import ProfileConfig, ProfileTool
+from hybridrl.config.choices import ProfileTool
+from hybridrl.config.schema import ProfileConfig
 from hybridrl.config.step_list import StepList, parse_steps
 from hybridrl.controller.interfaces import ProfiledGroup
 from hybridrl.engines.profiler import ProfileLaunch

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hybridrl.checkpoint.manifest import FileRecord, record_of
-from hybridrl.config.schema import AlgorithmConfig, TrainerConfig
+from hybridrl.config.algorithm import AlgorithmConfig
+from hybridrl.config.schema import TrainerConfig
 from hybridrl.data.sample import Sample
 from hybridrl.data.sample_file import read_samples, write_samples
 from hybridrl.data.stream import StreamState

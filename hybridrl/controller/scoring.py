@@ -14,7 +14,8 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TypeVar
 
-from hybridrl.config.schema import ExperimentConfig, ParallelConfig, Platform, RolloutConfig
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import ExperimentConfig, ParallelConfig, RolloutConfig
 from hybridrl.errors import EngineError
 from hybridrl.parity.activations import Activations, Floats
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hybridrl.config.schema import ExperimentConfig, RouterReplay
+from hybridrl.config.choices import RouterReplay
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.controller.connection import Connector
 from hybridrl.controller.hang_watch import HangWatch
 from hybridrl.controller.launches import megatron_launch, place_pools

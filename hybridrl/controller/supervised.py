@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from hybridrl.algos.aggregate import loss_weights
-from hybridrl.config.schema import LossAggregation
+from hybridrl.config.choices import LossAggregation
 from hybridrl.controller.interfaces import Recorder, SupervisedActor
 from hybridrl.data.demonstrations import Demonstration, pad_demonstrations
 from hybridrl.data.stream import Stream

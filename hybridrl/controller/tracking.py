@@ -8,8 +8,9 @@ from pathlib import Path
 
 import yaml
 
+from hybridrl.config.choices import WandbMode
 from hybridrl.config.dump import resolved_yaml
-from hybridrl.config.schema import ExperimentConfig, WandbMode
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.errors import ConfigError
 from hybridrl.observability.run_folder import flat_config
 from hybridrl.observability.trackers.mlflow_tracker import MlflowTracker

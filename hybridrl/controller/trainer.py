@@ -32,7 +32,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from hybridrl.algos.algorithm import Algorithm
-from hybridrl.config.schema import AlgorithmConfig, TrainerConfig
+from hybridrl.config.algorithm import AlgorithmConfig
+from hybridrl.config.schema import TrainerConfig
 from hybridrl.controller.batches import ScoredBatch, policy_batch, rollout_records, value_batch, values_before
 from hybridrl.controller.evaluation import EvaluationSchedule, Evaluator
 from hybridrl.controller.gathering import Gathering

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hybridrl.config.schema import DataConfig, LongPrompts
+from hybridrl.config.choices import LongPrompts
+from hybridrl.config.schema import DataConfig
 from hybridrl.data.chat import ROLES, Message
 from hybridrl.data.sample import Prompt
 from hybridrl.data.sources.rows import BadRow, Row, shown

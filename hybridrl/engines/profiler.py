@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridrl.config.schema import ProfileTool
+from hybridrl.config.choices import ProfileTool
 from hybridrl.config.step_list import StepList
 
 _NSYS = (

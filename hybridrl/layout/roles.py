@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hybridrl.config.schema import ExperimentConfig, MicroBatchConfig, ParallelConfig, RoleConfig, TaskName
+from hybridrl.config.choices import TaskName
+from hybridrl.config.schema import ExperimentConfig, MicroBatchConfig, ParallelConfig, RoleConfig
 from hybridrl.layout.parallel import role_parallel
 
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridrl.config.schema import ExperimentConfig, ParallelConfig, Recompute
+from hybridrl.config.choices import Recompute
+from hybridrl.config.schema import ExperimentConfig, ParallelConfig
 from hybridrl.layout.megatron import MegatronLayout
 from hybridrl.layout.model import DecoderLayer, GqaAttention, MlaAttention, MoeMlp
 from hybridrl.planning.parameters import StageParameters

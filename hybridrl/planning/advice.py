@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hybridrl.config.schema import ExperimentConfig, Recompute
+from hybridrl.config.choices import Recompute
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.errors import LayoutError
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import alignment

@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hybridrl.config.schema import ExperimentConfig, Platform
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.layout.model import MlaAttention, ModelSpec, MoeMlp
 from hybridrl.layout.shard import Place
 from hybridrl.layout.vllm import vllm_shard_map

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hybridrl.config.schema import ExperimentConfig, Platform, Precision
+from hybridrl.config.choices import Platform, Precision
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.errors import LayoutError
 from hybridrl.layout.box import DType
 from hybridrl.layout.families import read_model_spec

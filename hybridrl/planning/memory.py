@@ -21,7 +21,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridrl.config.schema import ExperimentConfig, Platform
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.layout.box import DType
 from hybridrl.layout.roles import ModelRole
 from hybridrl.planning.activations import StageActivations

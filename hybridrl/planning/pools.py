@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridrl.config.schema import ExperimentConfig, Platform
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.layout.roles import ModelRole, PlacedRole, by_pool, megatron_roles
 

@@ -18,7 +18,8 @@ import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridrl.config.schema import ExperimentConfig, OldPolicy, Recompute
+from hybridrl.config.choices import OldPolicy, Recompute
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.layout.roles import ModelRole, PlacedRole, megatron_roles

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridrl.config.schema import ExperimentConfig, Platform, TransportName
+from hybridrl.config.choices import Platform, TransportName
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.roles import megatron_roles
 from hybridrl.layout.shard import Place

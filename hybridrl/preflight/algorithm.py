@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hybridrl.config.schema import (
-    AdvantageConfig,
+from hybridrl.config.algorithm import AdvantageConfig, AlgorithmConfig, PolicyLossConfig
+from hybridrl.config.choices import (
     AdvantageEstimator,
-    AlgorithmConfig,
     CorrectionMethod,
-    ExperimentConfig,
     KlEstimator,
     LossAggregation,
     OldPolicy,
-    PolicyLossConfig,
     PolicyLossKind,
 )
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.config.user_function import FunctionReference, find_function
 from hybridrl.errors import ConfigError
 from hybridrl.preflight.report import Report

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hybridrl.config.schema import RESUME_AUTO, RESUME_NEVER, ExperimentConfig, TaskName
+from hybridrl.config.choices import TaskName
+from hybridrl.config.schema import RESUME_AUTO, RESUME_NEVER, ExperimentConfig
 from hybridrl.config.user_function import find_reference
 from hybridrl.data.files import CURRICULUM_SIGNATURE
 from hybridrl.data.tasks import generated_task

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from hybridrl.config.schema import ExperimentConfig, ModelInit, MoeConfig, OldPolicy, ParallelConfig, RouterReplay
+from hybridrl.config.choices import ModelInit, OldPolicy, RouterReplay
+from hybridrl.config.schema import ExperimentConfig, MoeConfig, ParallelConfig
 from hybridrl.errors import LayoutError
 from hybridrl.layout.checkpoint import checkpoint_shard_map, read_checkpoint_index
 from hybridrl.layout.families import read_model_spec

@@ -5,15 +5,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 
-from hybridrl.config.schema import (
-    ExperimentConfig,
-    LrSchedule,
-    Platform,
-    ProfileTool,
-    TaskName,
-    TrainerConfig,
-    WandbMode,
-)
+from hybridrl.config.choices import LrSchedule, Platform, ProfileTool, TaskName, WandbMode
+from hybridrl.config.schema import ExperimentConfig, TrainerConfig
 from hybridrl.config.step_list import is_step_list
 from hybridrl.preflight.algorithm import unread_by_algorithm
 from hybridrl.preflight.command import Command

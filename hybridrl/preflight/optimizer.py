@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hybridrl.config.schema import ExperimentConfig, LrSchedule, OptimizerConfig
+from hybridrl.config.choices import LrSchedule
+from hybridrl.config.schema import ExperimentConfig, OptimizerConfig
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hybridrl.config.schema import ExperimentConfig, PlacementConfig, Platform, TransportName
+from hybridrl.config.choices import Platform, TransportName
+from hybridrl.config.schema import ExperimentConfig, PlacementConfig
 from hybridrl.preflight.command import Command
 from hybridrl.preflight.report import Report
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 
-from hybridrl.config.schema import ExperimentConfig, Platform, ProfileTool
+from hybridrl.config.choices import Platform, ProfileTool
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.config.step_list import is_step_list, parse_steps
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.layout.roles import megatron_roles

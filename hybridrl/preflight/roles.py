@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hybridrl.config.schema import ExperimentConfig, LrSchedule, ParallelConfig, RoleParallelConfig, TaskName
+from hybridrl.config.choices import LrSchedule, TaskName
+from hybridrl.config.schema import ExperimentConfig, ParallelConfig, RoleParallelConfig
 from hybridrl.data.tokenizer import load_tokenizer
 from hybridrl.errors import DataError, LayoutError
 from hybridrl.layout.checkpoint import checkpoint_shard_map, read_checkpoint_index

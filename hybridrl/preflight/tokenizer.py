@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from hybridrl.agents import make_agent_loop
-from hybridrl.config.schema import ExperimentConfig, TaskName
+from hybridrl.config.choices import TaskName
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.data.tasks import generated_task
 from hybridrl.data.tokenizer import FastTokenizer, load_tokenizer
 from hybridrl.errors import DataError

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from hybridrl.algos.aggregate import loss_weights
 from hybridrl.algos.algorithm import Algorithm
-from hybridrl.config.schema import ExperimentConfig, RewardFailure
+from hybridrl.config.choices import RewardFailure
+from hybridrl.config.schema import ExperimentConfig
 from hybridrl.engines.megatron.objectives import Sum, policy_objective
 from hybridrl.replay.replay_step import ReplayStep
 from hybridrl.replay.settings import recorded_config, user_files

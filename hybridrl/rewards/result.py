@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridrl.config.schema import RewardFailure
+from hybridrl.config.choices import RewardFailure
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError
 

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from hybridrl.config.schema import RewardConfig, RewardFailure, TaskName
+from hybridrl.config.choices import RewardFailure, TaskName
+from hybridrl.config.schema import RewardConfig
 from hybridrl.data.sample import Sample
 from hybridrl.errors import DataError
 from hybridrl.observability.heartbeat import HEARTBEAT, Identity

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from hybridrl.config.schema import TaskName
+from hybridrl.config.choices import TaskName
 from hybridrl.rewards.function import RewardFunction
 
 EOS = "<eos>"

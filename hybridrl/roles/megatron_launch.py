@@ -5,15 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hybridrl.config.schema import (
-    MicroBatchConfig,
-    MoeConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    Platform,
-    Precision,
-    Recompute,
-)
+from hybridrl.config.choices import Platform, Precision, Recompute
+from hybridrl.config.schema import MicroBatchConfig, MoeConfig, OptimizerConfig, ParallelConfig
 from hybridrl.engines.profiler import ProfileLaunch
 from hybridrl.layout.roles import ModelRole
 

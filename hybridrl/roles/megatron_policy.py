@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridrl.config.schema import PolicyLossConfig
+from hybridrl.config.algorithm import PolicyLossConfig
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch
 from hybridrl.layout.cost import SequenceCost
 from hybridrl.layout.roles import ModelRole

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridrl.config.schema import Platform, PolicyLossConfig
+from hybridrl.config.algorithm import PolicyLossConfig
+from hybridrl.config.choices import Platform
 from hybridrl.data.batch import Floats, PolicyBatch, SequenceBatch, ValueBatch
 from hybridrl.engines.profiler import Profiler
 from hybridrl.errors import EngineError

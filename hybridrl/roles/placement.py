@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridrl.config.schema import Platform
+from hybridrl.config.choices import Platform
 from hybridrl.errors import EngineError
 
 Bundle = Mapping[str, float]

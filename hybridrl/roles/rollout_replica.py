@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridrl.config.schema import Platform, RolloutConfig, TaskName
+from hybridrl.config.choices import Platform, TaskName
+from hybridrl.config.schema import RolloutConfig
 from hybridrl.data.generation import Completion, SamplingSpec
 from hybridrl.data.sample import Prompt, Sample
 from hybridrl.engines.profiler import ProfileLaunch

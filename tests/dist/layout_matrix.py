@@ -9,20 +9,21 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from hybridrl.config.schema import Platform
+from hybridrl.config.choices import Platform
 from hybridrl.data.batch import PolicyBatch
 from hybridrl.engines.megatron import cpu
 from hybridrl.engines.megatron.engine import MegatronEngine
 from hybridrl.engines.megatron.process_groups import start_process_group, stop_process_group
 from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics
 from hybridrl.layout.parallel import parallel_sizes
-from hybridrl.layout.shard import Shard
 from tests.dist import megatron_ranks as ranks
 
 T = TypeVar("T")
 TEMPERATURE = 0.7
 # Of one rank: its rows, what it reports, and its slices of the summed gradient.
-Outcome = tuple[list[int], LogprobResult | None, UpdateMetrics | None, list[tuple[str, tuple[slice, ...], torch.Tensor]]]
+Outcome = tuple[
+    list[int], LogprobResult | None, UpdateMetrics | None, list[tuple[str, tuple[slice, ...], torch.Tensor]]
+]
 
 
 def run_all(

@@ -16,7 +16,8 @@ from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from hybridrl.config.schema import ParallelConfig, Platform
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import ParallelConfig
 from hybridrl.engines.megatron import cpu
 from hybridrl.engines.megatron.layers import RmsNorm
 from hybridrl.engines.megatron.model import named_tensors

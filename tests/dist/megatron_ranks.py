@@ -13,15 +13,8 @@ import numpy as np
 import torch
 
 from hybridrl.algos.policy_loss import PolicyLossConfig
-from hybridrl.config.schema import (
-    MicroBatchConfig,
-    MoeConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    Platform,
-    Precision,
-    Recompute,
-)
+from hybridrl.config.choices import Platform, Precision, Recompute
+from hybridrl.config.schema import MicroBatchConfig, MoeConfig, OptimizerConfig, ParallelConfig
 from hybridrl.data.batch import PolicyBatch, SequenceBatch
 from hybridrl.engines.megatron import cpu
 from hybridrl.engines.megatron.engine import MegatronEngine

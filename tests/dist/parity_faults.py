@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 
-from hybridrl.config.schema import ParallelConfig, Platform
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import ParallelConfig
 from hybridrl.engines.megatron import cpu
 from hybridrl.engines.megatron.activations import megatron_activations
 from hybridrl.engines.megatron.process_groups import start_process_group, stop_process_group

@@ -10,7 +10,7 @@ import torch
 from megatron.core.transformer.moe.router import TopKRouter
 from numpy.typing import NDArray
 
-from hybridrl.config.schema import Platform
+from hybridrl.config.choices import Platform
 from hybridrl.data.batch import PolicyBatch
 from hybridrl.engines.megatron import cpu
 from hybridrl.engines.megatron.engine import MegatronEngine
@@ -91,7 +91,9 @@ def refusals(rank: int, init_method: str, setup: ranks.Setup, batch: PolicyBatch
     assert routing is not None
 
     def update_with(routing: NDArray[np.int16] | None) -> Callable[[], object]:
-        return lambda: built.update(replace(batch, sequences=replace(batch.sequences, routing=routing)), ranks.LOSS, 1.0)
+        return lambda: built.update(
+            replace(batch, sequences=replace(batch.sequences, routing=routing)), ranks.LOSS, 1.0
+        )
 
     def unbound() -> object:
         for module in built._chunks[0].modules():

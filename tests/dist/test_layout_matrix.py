@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hybridrl.config.schema import MicroBatchConfig, MoeConfig, ParallelConfig, Recompute
+from hybridrl.config.choices import Recompute
+from hybridrl.config.schema import MicroBatchConfig, MoeConfig, ParallelConfig
 from hybridrl.layout.families import model_spec
 from hybridrl.layout.parallel import parallel_sizes
 from tests.dist import layout_matrix

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from hybridrl.config.schema import MicroBatchConfig, ParallelConfig, Precision
+from hybridrl.config.choices import Precision
+from hybridrl.config.schema import MicroBatchConfig, ParallelConfig
 from hybridrl.data.batch import SequenceBatch
 from hybridrl.layout.families import model_spec
 from tests.dist import megatron_ranks as ranks
@@ -55,7 +56,9 @@ def reference(model, sequences):
 def test_log_probs_and_entropies_equal_transformers(family, parallel, tmp_path):
     model, fields = make_checkpoint(family, tmp_path / "hf")
     sequences = ranks.ragged_batch(7, 61, seed=5).sequences
-    setup = ranks.Setup(fields, ranks.random_weights(model_spec(fields)), parallel, micro_batch=MicroBatchConfig(tokens=48))
+    setup = ranks.Setup(
+        fields, ranks.random_weights(model_spec(fields)), parallel, micro_batch=MicroBatchConfig(tokens=48)
+    )
     results = run_ranks(
         ranks.load_and_logprobs, parallel.tp_size * parallel.pp_size, setup, tmp_path / "hf", sequences, TEMPERATURE
     )

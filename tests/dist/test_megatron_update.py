@@ -10,14 +10,8 @@ import pytest
 import torch
 
 from hybridrl.algos.policy_loss import PolicyLossConfig
-from hybridrl.config.schema import (
-    LrSchedule,
-    MicroBatchConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    PolicyLossKind,
-    Precision,
-)
+from hybridrl.config.choices import LrSchedule, PolicyLossKind, Precision
+from hybridrl.config.schema import MicroBatchConfig, OptimizerConfig, ParallelConfig
 from hybridrl.layout.families import model_spec
 from tests.dist import megatron_ranks as ranks
 from tests.dist.gloo import run_ranks
@@ -144,7 +138,9 @@ def test_no_layout_and_no_micro_batch_size_changes_a_policy_loss_or_its_gradient
     losses = [PolicyLossConfig(kind=kind, clip_low=0.1, clip_high=0.2) for kind in PolicyLossKind]
     near = replace(BATCH, old_logprobs=np.where(BATCH.loss_mask, np.float32(-4.2), np.float32(0)))
     still = OptimizerConfig(lr=1e-30)  # all losses see the same parameters
-    (together,) = run_ranks(ranks.updates_with_losses, 1, setup_of(still, micro_batch=MicroBatchConfig(1000)), near, losses)
+    (together,) = run_ranks(
+        ranks.updates_with_losses, 1, setup_of(still, micro_batch=MicroBatchConfig(1000)), near, losses
+    )
     data_parallel = setup_of(still, micro_batch=MicroBatchConfig(16), parallel=ParallelConfig(dp_size=2, ep_size=2))
     apart, _ = run_ranks(ranks.updates_with_losses, 2, data_parallel, near, losses)
     for loss, one, other in zip(losses, together, apart, strict=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hybridrl.config.schema import ActorConfig, ExperimentConfig, ModelConfig, ParallelConfig, Platform, Precision
+from hybridrl.config.choices import Platform, Precision
+from hybridrl.config.schema import ActorConfig, ExperimentConfig, ModelConfig, ParallelConfig
 from hybridrl.layout.families import model_spec
 from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.layout.roles import megatron_roles

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hybridrl.config.schema import LrSchedule, MoeConfig, OptimizerConfig, ParallelConfig, Precision
+from hybridrl.config.choices import LrSchedule, Precision
+from hybridrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
 from hybridrl.layout.families import model_spec
 from hybridrl.layout.parallel import parallel_sizes
 from tests.dist import megatron_ranks as ranks
@@ -41,7 +42,10 @@ def whole(outcomes: list[Trained], step: int) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for outcome in outcomes:
         for name, box, values in outcome.parameters[step]:
-            shape = [max(part.stop, size) for part, size in zip(box, found[name].shape if name in found else [0] * len(box), strict=True)]
+            shape = [
+                max(part.stop, size)
+                for part, size in zip(box, found[name].shape if name in found else [0] * len(box), strict=True)
+            ]
             grown = torch.full(shape, float("nan"))
             if name in found:
                 grown[tuple(slice(0, size) for size in found[name].shape)] = found[name]
@@ -55,7 +59,9 @@ def reported(outcomes: list[Trained]) -> list[list[float]]:
     return [[m.loss, m.grad_norm, m.lr, m.entropy, m.ref_kl] for m in metrics]
 
 
-def run_and_save(folder: Path, setup: ranks.Setup, given: list, load_from: list[Path] | None = None) -> tuple[list[Trained], list[Path]]:
+def run_and_save(
+    folder: Path, setup: ranks.Setup, given: list, load_from: list[Path] | None = None
+) -> tuple[list[Trained], list[Path]]:
     """Run, saving before the last two updates; return what came of all of them, and the files."""
     folder.mkdir()
     return run(setup, given, load_from, folder), sorted(folder.iterdir())

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from hybridrl.config.schema import MicroBatchConfig, ParallelConfig, Recompute
+from hybridrl.config.choices import Recompute
+from hybridrl.config.schema import MicroBatchConfig, ParallelConfig
 from hybridrl.layout.families import model_spec
 from hybridrl.layout.parallel import parallel_sizes
 from tests.dist import megatron_ranks as ranks
@@ -105,7 +106,9 @@ def test_every_expert_that_was_told_was_routed_to(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_replayed_log_probs_and_gradients_are_the_same_in_every_layout(name: str) -> None:
-    replayed, want = (joined(at, lambda outcome: outcome.replayed and outcome.replayed.logprobs) for at in (name, "one rank"))
+    replayed, want = (
+        joined(at, lambda outcome: outcome.replayed and outcome.replayed.logprobs) for at in (name, "one rank")
+    )
     np.testing.assert_allclose(replayed, want, atol=5e-5)
     during = joined(name, lambda outcome: outcome.metrics and outcome.metrics.logprobs)
     mask = batch().loss_mask
@@ -117,7 +120,9 @@ def test_replayed_log_probs_and_gradients_are_the_same_in_every_layout(name: str
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_recorded_experts_are_those_of_one_rank(name: str) -> None:
-    recorded, want = (joined(at, lambda outcome: outcome.recorded and outcome.recorded.routing) for at in (name, "one rank"))
+    recorded, want = (
+        joined(at, lambda outcome: outcome.recorded and outcome.recorded.routing) for at in (name, "one rank")
+    )
     assert np.array_equal(np.sort(recorded, -1), np.sort(want, -1))
     lengths = batch().sequences.lengths
     is_real = np.arange(recorded.shape[1]) < lengths[:, None]

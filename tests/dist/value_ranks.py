@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hybridrl.config.schema import MicroBatchConfig, ParallelConfig, Platform, Precision
+from hybridrl.config.choices import Platform, Precision
+from hybridrl.config.schema import MicroBatchConfig, ParallelConfig
 from hybridrl.data.batch import ValueBatch
 from hybridrl.engines.megatron import cpu
 from hybridrl.engines.megatron.process_groups import ProcessGroups, start_process_group, stop_process_group

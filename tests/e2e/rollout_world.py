@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from hybridrl.config.schema import Platform, Precision, RolloutConfig
+from hybridrl.config.choices import Platform, Precision
+from hybridrl.config.schema import RolloutConfig
 from hybridrl.data.generation import Completion
 from hybridrl.engines.vllm.engine import RolloutEngine
 from hybridrl.engines.vllm.learn import DTYPES

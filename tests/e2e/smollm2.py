@@ -12,7 +12,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from hybridrl.config.schema import ParallelConfig, Platform
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import ParallelConfig
 from hybridrl.data.batch import SequenceBatch, pad_rows
 from hybridrl.engines.megatron import cpu
 from hybridrl.engines.megatron.engine import MegatronEngine

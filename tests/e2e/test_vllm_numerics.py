@@ -8,7 +8,8 @@ import os
 import pytest
 import torch
 
-from hybridrl.config.schema import Platform, RolloutConfig
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import RolloutConfig
 from tests.family_models import FAMILIES, make_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridrl.config.schema import Precision
+from hybridrl.config.choices import Precision
 from hybridrl.data.generation import Completion, SamplingSpec
 from hybridrl.errors import EngineError, WeightSyncError
 from hybridrl.layout.box import DType

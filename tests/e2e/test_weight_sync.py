@@ -16,15 +16,13 @@ import pytest
 import ray
 
 from hybridrl.algos.policy_loss import PolicyLossConfig
+from hybridrl.config.choices import Platform, Precision, TaskName
 from hybridrl.config.schema import (
     ActorConfig,
     ExperimentConfig,
     ModelConfig,
     ParallelConfig,
-    Platform,
-    Precision,
     RolloutConfig,
-    TaskName,
     TrainerConfig,
     WeightSyncConfig,
 )

@@ -12,7 +12,8 @@ import pytest
 import ray
 import torch
 
-from hybridrl.config.schema import Platform, WeightSyncConfig
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import WeightSyncConfig
 from hybridrl.controller.connection import Connector
 from hybridrl.controller.probe import Probe
 from hybridrl.controller.weight_sync import WeightSyncer

@@ -19,7 +19,8 @@ from hybridrl.algos.advantage.inputs import AdvantageInputs, AdvantagesAndReturn
 from hybridrl.algos.advantage.reinforce_pp import reinforce_pp, reinforce_pp_baseline
 from hybridrl.algos.advantage.remax import remax
 from hybridrl.algos.advantage.rloo import rloo
-from hybridrl.config.schema import AdvantageConfig, AdvantageEstimator
+from hybridrl.config.algorithm import AdvantageConfig
+from hybridrl.config.choices import AdvantageEstimator
 from hybridrl.config.user_function import FunctionReference, load_function
 from hybridrl.errors import ConfigError
 

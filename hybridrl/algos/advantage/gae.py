@@ -17,7 +17,7 @@ import numpy as np
 
 from hybridrl.algos.advantage.inputs import AdvantageInputs, AdvantagesAndReturns
 from hybridrl.algos.advantage.whiten import whiten
-from hybridrl.config.schema import AdvantageConfig
+from hybridrl.config.algorithm import AdvantageConfig
 
 
 def gae(inputs: AdvantageInputs, config: AdvantageConfig) -> AdvantagesAndReturns:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridrl.config.schema import AdvantageConfig
+from hybridrl.config.algorithm import AdvantageConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hybridrl.algos.advantage.groups import map_groups
 from hybridrl.algos.advantage.inputs import AdvantageInputs
 from hybridrl.algos.advantage.whiten import whiten
-from hybridrl.config.schema import AdvantageConfig
+from hybridrl.config.algorithm import AdvantageConfig
 
 
 def reinforce_pp(inputs: AdvantageInputs, config: AdvantageConfig) -> NDArray[np.float64]:

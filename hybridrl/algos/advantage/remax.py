@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridrl.algos.advantage.inputs import AdvantageInputs
-from hybridrl.config.schema import AdvantageConfig
+from hybridrl.config.algorithm import AdvantageConfig
 
 
 def remax(inputs: AdvantageInputs, config: AdvantageConfig) -> NDArray[np.float64]:

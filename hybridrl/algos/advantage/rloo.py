@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hybridrl.algos.advantage.groups import map_groups
 from hybridrl.algos.advantage.inputs import AdvantageInputs
-from hybridrl.config.schema import AdvantageConfig
+from hybridrl.config.algorithm import AdvantageConfig
 
 
 def rloo(inputs: AdvantageInputs, config: AdvantageConfig) -> NDArray[np.float64]:

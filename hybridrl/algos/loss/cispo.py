@@ -10,7 +10,7 @@ Worked example: rho 1.5, A 2, logprob -1, clip_high 0.28: loss 1.28 * 2 * 1 = 2.
 from __future__ import annotations
 
 from hybridrl.algos.loss.tokens import PolicyTokens, TokenLoss
-from hybridrl.config.schema import PolicyLossConfig
+from hybridrl.config.algorithm import PolicyLossConfig
 
 
 def cispo(tokens: PolicyTokens, config: PolicyLossConfig) -> TokenLoss:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from hybridrl.algos.loss.tokens import PolicyTokens, TokenLoss
-from hybridrl.config.schema import PolicyLossConfig
+from hybridrl.config.algorithm import PolicyLossConfig
 
 
 def clip(tokens: PolicyTokens, config: PolicyLossConfig) -> TokenLoss:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from hybridrl.algos.loss.tokens import PolicyTokens, TokenLoss
-from hybridrl.config.schema import PolicyLossConfig
+from hybridrl.config.algorithm import PolicyLossConfig
 
 
 def gmpo(tokens: PolicyTokens, config: PolicyLossConfig) -> TokenLoss:

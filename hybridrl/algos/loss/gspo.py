@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from hybridrl.algos.loss.clip import clipped_surrogate
 from hybridrl.algos.loss.tokens import PolicyTokens, TokenLoss
-from hybridrl.config.schema import PolicyLossConfig
+from hybridrl.config.algorithm import PolicyLossConfig
 
 
 def gspo(tokens: PolicyTokens, config: PolicyLossConfig) -> TokenLoss:

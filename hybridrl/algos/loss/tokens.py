@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hybridrl.algos.kl import MAX_LOG_RATIO
-from hybridrl.config.schema import PolicyLossConfig
+from hybridrl.config.algorithm import PolicyLossConfig
 
 
 @dataclass(frozen=True, slots=True)

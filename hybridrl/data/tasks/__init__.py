@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybridrl.config.schema import TaskName
+from hybridrl.config.choices import TaskName
 from hybridrl.data.tasks.calc import CalcTask
 from hybridrl.data.tasks.reverse import ReverseTask
 from hybridrl.data.tasks.task import GeneratedTask

@@ -17,15 +17,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from hybridrl.algos.policy_loss import PolicyLossConfig
-from hybridrl.config.schema import (
-    MicroBatchConfig,
-    MoeConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    Platform,
-    Precision,
-    Recompute,
-)
+from hybridrl.config.choices import Platform, Precision, Recompute
+from hybridrl.config.schema import MicroBatchConfig, MoeConfig, OptimizerConfig, ParallelConfig
 from hybridrl.data.batch import PolicyBatch, SequenceBatch
 from hybridrl.engines.megatron import cpu, micro_batches
 from hybridrl.engines.megatron.expert_balance import ExpertBalance

@@ -12,7 +12,8 @@ from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from hybridrl.config.schema import LrSchedule, OptimizerConfig, Precision
+from hybridrl.config.choices import LrSchedule, Precision
+from hybridrl.config.schema import OptimizerConfig
 from hybridrl.engines.megatron.cpu import cuda_tensor_methods
 from hybridrl.engines.megatron.process_groups import ProcessGroups
 from hybridrl.engines.megatron.transformer_config import TORCH_DTYPES

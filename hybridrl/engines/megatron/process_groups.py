@@ -15,7 +15,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from hybridrl.config.schema import ParallelConfig, Platform
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import ParallelConfig
 from hybridrl.errors import EngineError
 from hybridrl.layout.parallel import Coordinates, ParallelSizes, parallel_sizes
 from hybridrl.reshard.transports.store import open_store

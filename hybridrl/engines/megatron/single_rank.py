@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from hybridrl.config.schema import ParallelConfig, Platform, Precision
+from hybridrl.config.choices import Platform, Precision
+from hybridrl.config.schema import ParallelConfig
 from hybridrl.engines.megatron.model import GPTModel, build_chunks, check_tensors, named_tensors
 from hybridrl.engines.megatron.packing import packed_sequences
 from hybridrl.engines.megatron.process_groups import ProcessGroups

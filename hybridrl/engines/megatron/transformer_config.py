@@ -18,7 +18,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from packaging.version import Version
 
-from hybridrl.config.schema import ParallelConfig, Platform, Precision, Recompute
+from hybridrl.config.choices import Platform, Precision, Recompute
+from hybridrl.config.schema import ParallelConfig
 from hybridrl.engines.megatron.layers import CausalAttention, RmsNorm
 from hybridrl.engines.megatron.model_fields import experts_of, model_fields
 from hybridrl.engines.megatron.rotary import YarnTransformerConfig

@@ -38,7 +38,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from hybridrl.config.schema import Platform, RolloutConfig
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import RolloutConfig
 from hybridrl.data.generation import Completion, Routing, SamplingSpec
 from hybridrl.data.sample import FinishReason
 from hybridrl.engines.profiler import ProfileLaunch

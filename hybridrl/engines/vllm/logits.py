@@ -11,7 +11,7 @@ from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-from hybridrl.config.schema import Platform
+from hybridrl.config.choices import Platform
 from hybridrl.engines.vllm.rotary import rotary_arguments
 
 _CONTINUATION = "continuation"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hybridrl.config.schema import Platform
+from hybridrl.config.choices import Platform
 from hybridrl.layout.families import read_model_spec
 from hybridrl.layout.features import Feature, features_of
 

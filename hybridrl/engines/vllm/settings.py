@@ -11,7 +11,8 @@ from pathlib import Path
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from hybridrl.config.schema import Platform, RolloutConfig
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import RolloutConfig
 from hybridrl.engines.vllm.rotary import rotary_arguments
 from hybridrl.errors import EngineError
 

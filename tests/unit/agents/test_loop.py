@@ -11,7 +11,7 @@ from hybridrl.agents import make_agent_loop, max_added_tokens
 from hybridrl.agents.calc_tool import CalcToolLoop
 from hybridrl.agents.loop import turn_seed
 from hybridrl.agents.single_turn import SingleTurnLoop
-from hybridrl.config.schema import TaskName
+from hybridrl.config.choices import TaskName
 from hybridrl.data.sample import FinishReason
 from tests.unit.agents.fakes import ScriptedEngine, prompt, sampling
 from tests.unit.data.tokenizers import demo_tokenizer

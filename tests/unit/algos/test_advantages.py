@@ -13,7 +13,8 @@ from hypothesis import given
 
 from hybridrl.algos.advantage.estimate import ESTIMATORS, estimate_advantages, make_estimator
 from hybridrl.algos.advantage.inputs import AdvantageInputs, AdvantagesAndReturns
-from hybridrl.config.schema import AdvantageConfig, AdvantageEstimator
+from hybridrl.config.algorithm import AdvantageConfig
+from hybridrl.config.choices import AdvantageEstimator
 from hybridrl.errors import ConfigError
 from tests.unit.algos.ragged import Ragged, one_turn, ragged, random_cases
 

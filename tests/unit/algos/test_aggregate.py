@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from hybridrl.algos.aggregate import loss_weights
-from hybridrl.config.schema import LossAggregation
+from hybridrl.config.choices import LossAggregation
 from tests.unit.algos.ragged import Ragged, ragged, random_cases
 
 NORM = 11

@@ -13,19 +13,15 @@ from hypothesis import strategies as st
 
 from hybridrl.algos.algorithm import Algorithm, Credit
 from hybridrl.algos.policy_loss import PolicyTokens, make_policy_loss
-from hybridrl.config.schema import (
+from hybridrl.config.algorithm import (
     AdvantageConfig,
-    AdvantageEstimator,
     AlgorithmConfig,
-    CorrectionMethod,
-    LossAggregation,
-    OldPolicy,
     OverlongConfig,
     PolicyLossConfig,
-    PolicyLossKind,
     RewardKlConfig,
     RolloutCorrectionConfig,
 )
+from hybridrl.config.choices import AdvantageEstimator, CorrectionMethod, LossAggregation, OldPolicy, PolicyLossKind
 from tests.unit.algos.ragged import Ragged, ragged, random_cases
 
 DR_GRPO = AdvantageConfig(estimator=AdvantageEstimator.DR_GRPO)

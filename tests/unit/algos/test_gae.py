@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hybridrl.algos.advantage.gae import gae
 from hybridrl.algos.advantage.inputs import AdvantageInputs, AdvantagesAndReturns
-from hybridrl.config.schema import AdvantageConfig
+from hybridrl.config.algorithm import AdvantageConfig
 from tests.unit.algos.ragged import Ragged, one_turn, ragged, random_cases
 
 

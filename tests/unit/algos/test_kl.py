@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hybridrl.algos.kl import RewardKl, kl_per_token
-from hybridrl.config.schema import KlEstimator, RewardKlConfig
+from hybridrl.config.algorithm import RewardKlConfig
+from hybridrl.config.choices import KlEstimator
 
 LOGPROBS, REF = [-0.3, -2.0, -1.0], [-0.9, -0.5, -1.0]
 VALUES = {

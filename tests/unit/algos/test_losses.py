@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hybridrl.algos.loss.value import value_loss
 from hybridrl.algos.policy_loss import PolicyLossConfig, PolicyTokens, TokenLoss, make_policy_loss
-from hybridrl.config.schema import PolicyLossKind
+from hybridrl.config.choices import PolicyLossKind
 from tests.unit.algos.ragged import random_cases
 
 Kind = PolicyLossKind

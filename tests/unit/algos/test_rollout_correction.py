@@ -10,7 +10,8 @@ from hypothesis import given
 
 from hybridrl.algos.overlong import overlong_penalties
 from hybridrl.algos.rollout_correction import Correction, correct_rollouts
-from hybridrl.config.schema import CorrectionLevel, CorrectionMethod, OverlongConfig, RolloutCorrectionConfig
+from hybridrl.config.algorithm import OverlongConfig, RolloutCorrectionConfig
+from hybridrl.config.choices import CorrectionLevel, CorrectionMethod
 from tests.unit.algos.ragged import Ragged, ragged, random_cases
 
 LOW, HIGH = 0.6, 1.7

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from hybridrl.algos.policy_loss import make_policy_loss
-from hybridrl.config.schema import AdvantageEstimator, ExperimentConfig, PolicyLossKind, TrainerConfig
+from hybridrl.config.choices import AdvantageEstimator, PolicyLossKind
+from hybridrl.config.schema import ExperimentConfig, TrainerConfig
 from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.trainer import Trainer
 from hybridrl.engines.megatron.objectives import Sum, policy_objective

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hybridrl.config.schema import RewardConfig, TaskName
+from hybridrl.config.choices import TaskName
+from hybridrl.config.schema import RewardConfig
 from hybridrl.rewards.score import make_scorer
 from tests.unit.rewards.samples import sample
 

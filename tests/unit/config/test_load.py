@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hybridrl.config.choices import LrSchedule, Platform
 from hybridrl.config.dump import resolved_yaml
 from hybridrl.config.load import read_draft
-from hybridrl.config.schema import ExperimentConfig, LrSchedule, Platform
+from hybridrl.config.schema import ExperimentConfig
 
 MINIMAL = "name: demo\nmodel:\n  path: weights\n"
 

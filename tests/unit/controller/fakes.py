@@ -13,7 +13,7 @@ import numpy as np
 from hybridrl.algos.algorithm import Credit
 from hybridrl.checkpoint.folder import rank_file
 from hybridrl.checkpoint.manifest import FileRecord, record_of
-from hybridrl.config.schema import RewardFailure
+from hybridrl.config.choices import RewardFailure
 from hybridrl.controller.batches import ScoredBatch
 from hybridrl.controller.run_state import RunState
 from hybridrl.controller.weight_sync import SyncReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hybridrl.algos.aggregate import loss_weights
-from hybridrl.config.schema import LossAggregation
+from hybridrl.config.choices import LossAggregation
 from hybridrl.controller.batches import (
     ScoredBatch,
     make_batch,

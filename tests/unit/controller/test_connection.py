@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridrl.config.schema import Platform, TransportName
+from hybridrl.config.choices import Platform, TransportName
 from hybridrl.controller.connection import transport_kind
 from hybridrl.errors import EngineError
 from hybridrl.layout.shard import Place

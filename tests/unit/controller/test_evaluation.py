@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hybridrl.config.schema import ModelRewardConfig, RewardConfig, TaskName
+from hybridrl.config.choices import TaskName
+from hybridrl.config.schema import ModelRewardConfig, RewardConfig
 from hybridrl.controller.evaluation import Evaluation, EvaluationSchedule, Evaluator
 from hybridrl.controller.interfaces import Scorer
 from hybridrl.controller.model_reward import ModelScorer

@@ -5,22 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from hybridrl.config.algorithm import AdvantageConfig, AlgorithmConfig, PolicyLossConfig
+from hybridrl.config.choices import AdvantageEstimator, Platform, ProfileTool, TaskName
 from hybridrl.config.schema import (
-    AdvantageConfig,
-    AdvantageEstimator,
-    AlgorithmConfig,
     CriticConfig,
     ExperimentConfig,
     ModelConfig,
     OptimizerConfig,
     PlacementConfig,
-    Platform,
-    PolicyLossConfig,
-    ProfileTool,
     RoleConfig,
     RoleParallelConfig,
     RolloutConfig,
-    TaskName,
 )
 from hybridrl.config.step_list import parse_steps
 from hybridrl.controller.launches import megatron_launch, place_pools

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hybridrl.config.schema import ModelRewardConfig, RewardConfig, RewardFailure, TaskName
+from hybridrl.config.choices import RewardFailure, TaskName
+from hybridrl.config.schema import ModelRewardConfig, RewardConfig
 from hybridrl.controller.model_reward import ModelScorer
 from hybridrl.data.batch import SequenceBatch
 from hybridrl.errors import DataError

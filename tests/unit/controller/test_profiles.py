@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridrl.config.schema import ProfileConfig, ProfileTool
+from hybridrl.config.choices import ProfileTool
+from hybridrl.config.schema import ProfileConfig
 from hybridrl.controller.profiles import StepProfiles, profile_launch
 from tests.unit.controller.fakes import FakeFuture
 

@@ -8,7 +8,9 @@ from typing import TypeVar
 
 import pytest
 
-from hybridrl.config.schema import AlgorithmConfig, Platform, TrainerConfig, WeightSyncConfig
+from hybridrl.config.algorithm import AlgorithmConfig
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import TrainerConfig, WeightSyncConfig
 from hybridrl.controller.connection import Connector
 from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.probe import Probe

@@ -10,7 +10,8 @@ import pytest
 
 from hybridrl.checkpoint.folder import MODEL, CheckpointFolder, rank_file
 from hybridrl.checkpoint.manifest import record_of
-from hybridrl.config.schema import AlgorithmConfig, CheckpointConfig, ExperimentConfig, ModelConfig, TrainerConfig
+from hybridrl.config.algorithm import AlgorithmConfig
+from hybridrl.config.schema import CheckpointConfig, ExperimentConfig, ModelConfig, TrainerConfig
 from hybridrl.controller.resuming import Resumed, find_resumable, is_continued, load_newest
 from hybridrl.controller.run_state import RunState, batch_settings, write_run_state
 from hybridrl.data.stream import StreamState

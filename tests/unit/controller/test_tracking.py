@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hybridrl.config.schema import ExperimentConfig, TrackingConfig, WandbMode
+from hybridrl.config.choices import WandbMode
+from hybridrl.config.schema import ExperimentConfig, TrackingConfig
 from hybridrl.controller.tracking import open_trackers
 from hybridrl.errors import ConfigError
 from hybridrl.observability.progress import PlainProgress

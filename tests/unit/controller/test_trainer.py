@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from hybridrl.config.schema import (
+from hybridrl.config.algorithm import (
     AdvantageConfig,
-    AdvantageEstimator,
     AlgorithmConfig,
-    OldPolicy,
     PolicyLossConfig,
     RewardKlConfig,
     RolloutCorrectionConfig,
-    TrainerConfig,
 )
+from hybridrl.config.choices import AdvantageEstimator, OldPolicy
+from hybridrl.config.schema import TrainerConfig
 from hybridrl.controller.evaluation import Evaluator
 from hybridrl.controller.run_state import RunState, read_run_state, write_run_state
 from hybridrl.controller.stopping import StopRequest, stop_signals

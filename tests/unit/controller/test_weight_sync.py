@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from hybridrl.config.schema import Platform, Precision, WeightSyncConfig
+from hybridrl.config.choices import Platform, Precision
+from hybridrl.config.schema import WeightSyncConfig
 from hybridrl.controller.connection import Connector
 from hybridrl.controller.probe import Probe, make_probe
 from hybridrl.controller.weight_sync import WeightSyncer

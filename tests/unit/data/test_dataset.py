@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridrl.config.schema import DataConfig, TaskName
+from hybridrl.config.choices import TaskName
+from hybridrl.config.schema import DataConfig
 from hybridrl.data.dataset import open_dataset
 from hybridrl.data.stream import StreamState
 from hybridrl.errors import DataError

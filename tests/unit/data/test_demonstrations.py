@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hybridrl.config.schema import DataConfig, TaskName
+from hybridrl.config.choices import TaskName
+from hybridrl.config.schema import DataConfig
 from hybridrl.data.demonstrations import Demonstration, open_demonstrations, pad_demonstrations
 from tests.unit.data.tokenizers import demo_tokenizer
 

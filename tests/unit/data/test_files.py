@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hybridrl.config.schema import DataConfig, LongPrompts
+from hybridrl.config.choices import LongPrompts
+from hybridrl.config.schema import DataConfig
 from hybridrl.data.dataset import Dataset, open_dataset
 from hybridrl.data.sample import Prompt
 from hybridrl.data.stream import StreamState

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridrl.config.schema import ProfileTool
+from hybridrl.config.choices import ProfileTool
 from hybridrl.config.step_list import parse_steps
 from hybridrl.engines.profiler import ProfileLaunch, Profiler
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from hybridrl.config.algorithm import AdvantageConfig, AlgorithmConfig, RewardKlConfig
+from hybridrl.config.choices import AdvantageEstimator
 from hybridrl.config.schema import (
     ActorConfig,
-    AdvantageConfig,
-    AdvantageEstimator,
-    AlgorithmConfig,
     CriticConfig,
     ExperimentConfig,
     ModelConfig,
     ParallelConfig,
     PlacementConfig,
-    RewardKlConfig,
     RoleParallelConfig,
 )
 from hybridrl.layout.parallel import role_parallel

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hybridrl.config.schema import ExperimentConfig, ParallelConfig, PlacementConfig, Platform
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import ExperimentConfig, ParallelConfig, PlacementConfig
 from hybridrl.layout.families import model_spec
 from hybridrl.layout.roles import megatron_roles
 from hybridrl.planning.bundles import ExpertBundles, bundled, largest_bundle, smallest_bundle

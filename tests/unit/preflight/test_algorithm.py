@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridrl.config.schema import AdvantageEstimator, PolicyLossKind
+from hybridrl.config.choices import AdvantageEstimator, PolicyLossKind
 from tests.unit.preflight.experiments import TRAIN, write_experiment
 from tests.unit.preflight.test_check import checked, problems
 

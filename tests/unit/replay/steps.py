@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from hybridrl.algos.algorithm import Algorithm
-from hybridrl.config.schema import AlgorithmConfig, DataConfig, ExperimentConfig, ModelConfig, TaskName, TrainerConfig
+from hybridrl.config.algorithm import AlgorithmConfig
+from hybridrl.config.choices import TaskName
+from hybridrl.config.schema import DataConfig, ExperimentConfig, ModelConfig, TrainerConfig
 from hybridrl.controller.batches import make_batch, mini_batches, policy_batch, values_before
 from hybridrl.controller.replays import ReplayFiles
 from hybridrl.data.batch import PolicyBatch

@@ -11,14 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from hybridrl.cli.main import main
-from hybridrl.config.schema import (
-    AdvantageConfig,
-    AdvantageEstimator,
-    AlgorithmConfig,
-    HttpRewardConfig,
-    PolicyLossConfig,
-    RewardKlConfig,
-)
+from hybridrl.config.algorithm import AdvantageConfig, AlgorithmConfig, PolicyLossConfig, RewardKlConfig
+from hybridrl.config.choices import AdvantageEstimator
+from hybridrl.config.schema import HttpRewardConfig
 from hybridrl.errors import DataError
 from hybridrl.replay.recompute import Check, replay
 from hybridrl.replay.replay_step import ReplayStep

@@ -10,14 +10,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from hybridrl.config.schema import (
-    CodeRewardConfig,
-    FormatRewardConfig,
-    HttpRewardConfig,
-    RewardConfig,
-    RewardFailure,
-    TaskName,
-)
+from hybridrl.config.choices import RewardFailure, TaskName
+from hybridrl.config.schema import CodeRewardConfig, FormatRewardConfig, HttpRewardConfig, RewardConfig
 from hybridrl.errors import DataError
 from hybridrl.rewards.answers import final_answer
 from hybridrl.rewards.code import io_tests, program_of

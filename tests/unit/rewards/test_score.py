@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridrl.config.schema import RewardConfig, RewardFailure, TaskName
+from hybridrl.config.choices import RewardFailure, TaskName
+from hybridrl.config.schema import RewardConfig
 from hybridrl.errors import DataError
 from hybridrl.rewards.result import FailureKind
 from hybridrl.rewards.score import Scorer, make_scorer

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridrl.config.schema import PolicyLossConfig
+from hybridrl.config.algorithm import PolicyLossConfig
 from hybridrl.data.batch import PolicyBatch, SequenceBatch
 from hybridrl.engines.megatron.results import UpdateMetrics
 from hybridrl.roles.dispatch import Dispatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridrl.config.schema import Platform
+from hybridrl.config.choices import Platform
 from hybridrl.errors import EngineError
 from hybridrl.roles.placement import in_node_order, place_pool
 

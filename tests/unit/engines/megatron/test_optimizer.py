@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hybridrl.config.schema import LrSchedule, OptimizerConfig
+from hybridrl.config.choices import LrSchedule
+from hybridrl.config.schema import OptimizerConfig
 from hybridrl.engines.megatron.optimizer import Optimizer, learning_rate
 from hybridrl.errors import EngineError
 

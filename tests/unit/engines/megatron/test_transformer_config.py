@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hybridrl.config.schema import ParallelConfig, Platform, Precision
+from hybridrl.config.choices import Platform, Precision
+from hybridrl.config.schema import ParallelConfig
 from hybridrl.engines.megatron.transformer_config import choose_layer_spec, transformer_config
 from hybridrl.errors import EngineError
 from hybridrl.layout.families import model_spec

@@ -10,7 +10,7 @@ from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.platforms import current_platform
 
-from hybridrl.config.schema import Platform
+from hybridrl.config.choices import Platform
 from hybridrl.engines.vllm.rotary import rotary_arguments
 from tests.family_models import FAMILIES
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridrl.config.schema import Platform, RolloutConfig
+from hybridrl.config.choices import Platform
+from hybridrl.config.schema import RolloutConfig
 from hybridrl.engines.vllm.settings import engine_arguments, environment
 from hybridrl.errors import EngineError
 
