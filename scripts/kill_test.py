@@ -202,7 +202,7 @@ def main() -> int:
         "--config", type=Path, default=CONFIG, help="a demo, in which parallel sizes and batches are made small"
     )
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=45, help="of both runs; must outlast the kills")
+    parser.add_argument("--steps", type=int, help="of both runs; must outlast the kills (three for each)")
     parser.add_argument("--lag", type=int, default=1, help="trainer.max_policy_lag")
     parser.add_argument("--targets", nargs="+", choices=(CONTROLLER, *TITLES), default=[CONTROLLER, *TITLES])
     parser.add_argument("--phases", nargs="+", choices=(START, *PHASES), default=[START, *PHASES])
@@ -210,6 +210,7 @@ def main() -> int:
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of both runs")
     parser.add_argument("--folder", type=Path, required=True, help="for both runs and their logs")
     options = parser.parse_args()
+    options.steps = options.steps or 3 * options.kills
     options.folder.mkdir(parents=True, exist_ok=True)
     overrides = [
         *("actor.parallel.pp_size=1", "algorithm.prompts_per_step=8", "algorithm.samples_per_prompt=4"),
