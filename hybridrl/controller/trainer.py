@@ -17,8 +17,8 @@ force, beside those in flight; see ``gathering.py``.
 
 Which models a step asks, the algorithm says; see ``models.py``.
 
-Between two steps nothing is half done: rollouts in flight have ended before the sync. What the next steps need is then a ``RunState``,
-from which a run goes on as if it had not stopped.
+Between two steps nothing is half done: rollouts in flight have ended before the sync, and what is played again after it is waited for
+before a checkpoint. What the next steps need is then a ``RunState``, from which a run goes on as if it had not stopped.
 
 Invariants: step s trains version s into version s+1; every sample of step s was sampled by version s - max_policy_lag or newer.
 """
@@ -173,7 +173,7 @@ class Trainer:
             stream=self._prompts.state,
             algorithm=self._algorithm.state_dict(),
             accuracies=tuple(self._accuracies),
-            waiting=tuple(tuple(future.value()) for future in self._in_flight),
+            waiting=tuple(tuple(wait_for(future)) for future in self._in_flight),
             settings=batch_settings(self._batching, self._config),
         )
 

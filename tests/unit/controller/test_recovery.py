@@ -28,6 +28,7 @@ from hybridrl.roles.failure import Failure, FailureKind
 from hybridrl.roles.future import wait_all, wait_for
 from tests.unit.controller.fakes import (
     AlternatingScorer,
+    FakeCheckpoints,
     FakeFuture,
     FakeLogprobs,
     FakePrompts,
@@ -52,10 +53,14 @@ def _map(role: str, rank: int) -> ShardMap:
 
 @dataclass
 class Stack:
-    """Replicas and one training rank: every replica has a version or is starting, and dies in the phases of `doom`."""
+    """Replicas and one training rank: every replica has a version or is starting, and dies in the phases of `doom`.
+
+    The first replica that plays `deadly_prompt` dies of it.
+    """
 
     num_slots: int = 2
     doom: list[tuple[str, int]] = field(default_factory=list)
+    deadly_prompt: str = ""
     kind: FailureKind = FailureKind.DIED
     actor_dies: bool = False
     diary: list[str] = field(default_factory=list)
@@ -101,6 +106,10 @@ class Stack:
         version = self.versions[replica]
         assert version != STARTING, "a replica generates before its first commit"
         self.diary.append(f"{replica} plays {' '.join(prompt.prompt_id for prompt in prompts)} v{version}")
+
+        if any(prompt.prompt_id == self.deadly_prompt for prompt in prompts):
+            self.deadly_prompt = ""
+            self.doom.append(("rollout", replica))
 
         def answer() -> list[Sample]:
             return [make_sample(prompt, i, version) for prompt in prompts for i in range(samples_per_prompt)]
@@ -241,6 +250,26 @@ def test_with_lag_1_a_loop_that_loses_a_replica_trains_every_prompt_once_within_
     assert [metrics["rollout/restarts"] for _, metrics, _ in recorder.steps] == [1] * 4
     trained = [(r.prompt_id, r.sample_index) for _, _, records in recorder.steps for r in records]
     assert sorted(trained) == sorted((f"p{i}", j) for i in range(8) for j in range(2))
+
+
+def test_a_checkpoint_after_a_repair_holds_the_samples_that_were_played_again() -> None:
+    stack, checkpoints = Stack(deadly_prompt="p3"), FakeCheckpoints()
+    rollout = _rollout(stack)
+    Trainer(
+        TrainerConfig(num_steps=3, eval_every_steps=0, max_policy_lag=1),
+        AlgorithmConfig(prompts_per_step=2, samples_per_prompt=2),
+        actor=World(),
+        rollout=rollout,
+        weight_sync=rollout,
+        prompts=FakePrompts(),
+        scorer=AlternatingScorer(),
+        evaluator=Evaluator(rollout, AlternatingScorer(), PROMPTS),
+        recorder=FakeRecorder(),
+        checkpoints=checkpoints,
+    ).run()
+    waiting = [[_names(samples) for samples in state.waiting] for state in checkpoints.states]
+    assert [entry for entry in stack.diary if "plays p3" in entry] == ["1 plays p3 v0", "0 plays p3 v1"]
+    assert waiting[0] == [[("p2", 0, 0), ("p2", 1, 0), ("p3", 0, 1), ("p3", 1, 1)]]
 
 
 @pytest.mark.parametrize("phase", SYNC_PHASES)
