@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hybridrl.config.choices import ProfileTool
@@ -11,7 +11,8 @@ from hybridrl.config.schema import ProfileConfig
 from hybridrl.config.step_list import StepList, parse_steps
 from hybridrl.controller.interfaces import ProfiledGroup
 from hybridrl.engines.profiler import ProfileLaunch
-from hybridrl.roles.future import wait_all
+from hybridrl.roles.failure import ReplaceableRankLostError
+from hybridrl.roles.future import Future, wait_all
 
 _FOLDER = "profiles"
 
@@ -46,6 +47,12 @@ class StepProfiles:
         if step not in self._steps:
             yield
             return
-        wait_all([group.begin_profile(step) for group in self._groups])
+        _wait([group.begin_profile(step) for group in self._groups])
         yield
-        wait_all([group.end_profile() for group in self._groups])
+        _wait([group.end_profile() for group in self._groups])
+
+
+def _wait(futures: Sequence[Future[None]]) -> None:
+    """Wait for all; a replica that died lacks its profile, and the next rollout or weight sync makes it good."""
+    with suppress(ReplaceableRankLostError):
+        wait_all(futures)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -10,18 +10,21 @@ import pytest
 from hybridrl.config.choices import ProfileTool
 from hybridrl.config.schema import ProfileConfig
 from hybridrl.controller.profiles import StepProfiles, profile_launch
+from hybridrl.errors import EngineError
+from hybridrl.roles.failure import Failure, FailureKind
 from tests.unit.controller.fakes import FakeFuture
 
 
 @dataclass
 class FakeProcesses:
     asked: list[int | None] = field(default_factory=list)
+    failures: tuple[Failure, ...] = ()
 
     def begin_profile(self, step: int) -> FakeFuture[None]:
-        return FakeFuture(lambda: self.asked.append(step))
+        return FakeFuture(lambda: self.asked.append(step), self.failures)
 
     def end_profile(self) -> FakeFuture[None]:
-        return FakeFuture(lambda: self.asked.append(None))
+        return FakeFuture(lambda: self.asked.append(None), self.failures)
 
 
 @pytest.mark.parametrize(("tool", "asked"), [(ProfileTool.TORCH, [0, None, 3, None]), (ProfileTool.OFF, [])])
@@ -32,6 +35,20 @@ def test_chosen_steps_are_bracketed_and_others_cost_no_call(tool: ProfileTool, a
         with profiles.around(step):
             pass
     assert [group.asked for group in groups] == [asked, asked]
+
+
+def test_a_replica_that_is_dead_when_profiles_begin_or_end_does_not_end_the_run() -> None:
+    dead = Failure("rollout", 1, "begin_profile", FailureKind.DIED, "it is gone", is_replaceable=True)
+    groups = [FakeProcesses(), FakeProcesses(failures=(dead,))]
+    with StepProfiles(ProfileConfig(tool=ProfileTool.TORCH, steps="0"), groups).around(0):
+        pass
+    assert groups[0].asked == [0, None]
+    broken = replace(dead, kind=FailureKind.RAISED, is_replaceable=False)
+    with (
+        pytest.raises(EngineError, match="rollout rank 1 failed in phase begin_profile"),
+        StepProfiles(ProfileConfig(tool=ProfileTool.TORCH, steps="0"), [FakeProcesses(failures=(broken,))]).around(0),
+    ):
+        pass
 
 
 def test_processes_learn_what_of_them_is_profiled_and_where_to(tmp_path: Path) -> None:
