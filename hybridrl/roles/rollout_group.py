@@ -184,6 +184,8 @@ class RolloutReplicas:
     def _start(self, replicas: Sequence[int], *, is_joining: bool) -> Future[list[ShardMap]]:
         def combine(values: list[list[ShardMap]]) -> list[ShardMap]:
             self._maps.update(zip(replicas, values, strict=True))
+            for replica in replicas:  # its predecessors are gone: their numbers may be given to other processes
+                self._predecessors.pop(replica, None)
             return _concatenate(values)
 
         group, timeout_s = self._grouped(replicas, is_replaceable=False), self._timeouts.startup_timeout_s

@@ -9,8 +9,8 @@ Invariants:
 - A completion never spans two versions. `pause` closes a gate of our own, waits for the completions in flight, and only then
   stops the scheduler; calls of `generate` meanwhile wait at the gate. vLLM labels every token with the version that sampled
   it, and a completion whose labels differ is an error.
-- STALE means that some live weights may be new and others old, or that all are older than those in force elsewhere. Only a complete `receive` followed by `commit` leaves that state,
-  and `resume` refuses until then, so nothing is ever sampled from a mixture.
+- STALE means that some live weights may be new and others old, or that all are older than those in force elsewhere. Only a complete
+  `receive` followed by `commit` leaves that state, and `resume` refuses until then, so nothing is ever sampled from a mixture.
 - `commit` drops every cached prefix and checks that vLLM did so before the new version number comes into force.
 - vLLM never answers what it was asked when its engine process died, so every wait for it also looks whether that still lives.
 """
@@ -173,7 +173,7 @@ class RolloutEngine:
                 await self._answer("pause", self._llm.pause_generation(mode="wait", clear_cache=True))
         except TimeoutError as e:
             if self._state is _State.RUNNING:  # whatever else it was, nothing may be sampled now
-                await self._llm.resume_generation()
+                await self._answer("resume", self._llm.resume_generation())
                 self._gate.set()
             raise EngineError(
                 f"rollout engine: not still {timeout_s} s after pause, {self._num_running} completions in flight; "

@@ -56,6 +56,8 @@ class FakeLlm:
         self.is_paused = True
 
     async def resume_generation(self):
+        if self.never:
+            await asyncio.Event().wait()
         self.is_paused = False
 
     async def reset_prefix_cache(self):
@@ -248,6 +250,19 @@ def test_an_engine_that_dies_before_it_answers_is_not_waited_for():
         llm.errored = True
         with pytest.raises(EngineLostError, match="receive found vLLM's engine process dead"):
             await receiving
+
+    run(test)
+
+
+def test_a_pause_in_vain_of_an_engine_that_died_is_not_waited_for():
+    async def test(engine, llm):
+        llm.release.clear()
+        running = asyncio.create_task(engine.generate([1], SAMPLING))
+        await asyncio.sleep(0)
+        llm.never = llm.errored = True
+        with pytest.raises(EngineLostError, match="resume found vLLM's engine process dead"):
+            await engine.pause(0.01)
+        running.cancel()
 
     run(test)
 
