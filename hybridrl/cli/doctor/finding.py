@@ -41,10 +41,12 @@ def ask(command: Sequence[str], timeout_s: float = _TIMEOUT_S) -> str | None:
     """Ask a program of this machine."""
     if shutil.which(command[0]) is None:
         return None
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
+        output, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as e:
+        process.kill()  # not waited for: in the call of a driver that hangs, a process does not end
         raise ProgramError(f"{command[0]} did not answer within {timeout_s:g} s") from e
-    except subprocess.CalledProcessError as e:
-        raise ProgramError((e.stderr or e.stdout).strip() or f"{command[0]} ended with {e.returncode}") from e
-    return done.stdout
+    if process.returncode:
+        raise ProgramError((errors or output).strip() or f"{command[0]} ended with {process.returncode}")
+    return output

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,13 +47,7 @@ def leftovers(processes: Sequence[Process], temporary: Path, shared_memory: Path
     state = f"{len(workers)} workers whose run is gone" if workers else "none without a run"
     advice = f"kill {_ids(workers)}: they hold memory of GPUs"
     yield Finding("workers", Verdict.WARNING if workers else Verdict.OK, state, advice)
-    segments = sorted(shared_memory.glob(_SEGMENTS))
-    mapped = _mapped(proc, shared_memory) if segments else set()
-    dead = [path for path in segments if str(path) not in mapped]
-    num_bytes = sum(path.stat().st_blocks * 512 for path in dead)
-    state = f"{len(dead)} of runs that are gone, {num_bytes / 2**20:.0f} MiB" if dead else "none without a run"
-    advice = f"rm {' '.join(map(str, dead))}"
-    yield Finding("shared memory segments", Verdict.WARNING if dead else Verdict.OK, state, advice)
+    yield _segments(shared_memory, proc)
 
 
 def running_processes() -> list[Process]:
@@ -77,6 +73,21 @@ def _ray(processes: Sequence[Process], temporary: Path) -> Iterator[Finding]:
         yield Finding("Ray", Verdict.OK, state)
 
 
+def _segments(shared_memory: Path, proc: Path) -> Finding:
+    """Look for segments that no process maps; those of other users are left out, whose processes do not show what they map."""
+    sizes = {}
+    for path in sorted(shared_memory.glob(_SEGMENTS)):
+        with contextlib.suppress(FileNotFoundError):  # its run has just removed it
+            status = path.stat()
+            if status.st_uid == os.getuid():
+                sizes[str(path)] = status.st_blocks * 512
+    dead = sorted(sizes.keys() - (_mapped(proc, shared_memory) if sizes else set()))
+    num_mib = sum(sizes[path] for path in dead) / 2**20
+    state = f"{len(dead)} of runs that are gone, {num_mib:.0f} MiB" if dead else "none without a run"
+    advice = f"rm {' '.join(dead)}, unless a container that shares {shared_memory} runs"
+    return Finding("shared memory segments", Verdict.WARNING if dead else Verdict.OK, state, advice)
+
+
 def _orphans(processes: Sequence[Process]) -> list[Process]:
     """Return those whose parent is gone; in a container, the first process may be the run itself."""
     is_run = any(process.pid == _INIT and "hybridrl" in process.command for process in processes)
@@ -92,7 +103,7 @@ def _mapped(proc: Path, folder: Path) -> set[str]:
     found: set[str] = set()
     for maps in proc.glob("[0-9]*/maps"):
         try:
-            lines = maps.read_text().splitlines()
+            lines = maps.read_text(errors="replace").splitlines()
         except OSError:  # it ended, or belongs to another user
             continue
         found.update(

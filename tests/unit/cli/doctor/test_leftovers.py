@@ -66,7 +66,20 @@ def test_segments_that_no_process_maps_are_to_be_removed(folders: Path) -> None:
         path.write_bytes(bytes(mmap.PAGESIZE))
     with live.open("r+b") as file, mmap.mmap(file.fileno(), 0):
         finding = found(folders, proc=Path("/proc"))["shared memory segments"]
-    assert finding.verdict is Verdict.WARNING and finding.advice == f"rm {dead}"
+    assert finding.verdict is Verdict.WARNING and finding.advice.startswith(
+        f"rm {dead}, unless a container that shares "
+    )
+
+
+def test_a_segment_of_another_user_is_not_to_be_removed(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folders / "shm" / "hybridrl-theirs-0").write_bytes(b"x")
+    monkeypatch.setattr("os.getuid", lambda: -1)
+    assert found(folders)["shared memory segments"].verdict is Verdict.OK
+
+
+def test_a_segment_that_is_removed_meanwhile_is_no_error(folders: Path) -> None:
+    (folders / "shm" / "hybridrl-gone-0").symlink_to(folders / "nowhere")
+    assert found(folders)["shared memory segments"].verdict is Verdict.OK
 
 
 def test_the_processes_of_this_machine_are_listed() -> None:
