@@ -8,7 +8,7 @@
 Limit: `trainer.hang_timeout_s` in steps. While a role starts, and before and after the steps, ranks load or write whole checkpoints and vLLM
 compiles, which no heartbeat shows: there it is what `trainer.startup_timeout_s` allows.
 
-Invariants: every wait is bounded. A main thread that does not react within `_REACT_S`, or does not get the run down within `_CLEAN_UP_S`, is
+Invariants: every wait is bounded; what holds the run, such as a file system, may hold the look at its processes too. A main thread that does not react within `_REACT_S`, or does not get the run down within `_CLEAN_UP_S`, is
 ended with the whole process, and with the exit code that the error would have had.
 """
 
@@ -37,6 +37,7 @@ from hybridrl.roles.node_watch import NodeWatches
 
 _LOOKS_PER_LIMIT = 20
 _COLLECT_S = 5.0
+_LOOK_S = 30.0
 _REACT_S = 10.0
 _CLEAN_UP_S = 60.0
 
@@ -133,6 +134,21 @@ class HangWatch:
                     return
 
     def _judge(self, seconds: float) -> HangError:
+        """Look at all processes, from a thread that can be left behind."""
+        found: list[HangError] = []
+        look = threading.Thread(
+            target=lambda: found.append(self._look(seconds)), name="hybridrl-hang-look", daemon=True
+        )
+        look.start()
+        look.join(_LOOK_S)
+        if found:
+            return found[0]
+        return HangError(
+            f"hang in phase {' and '.join(self._phases()) or 'none'}: no progress for {seconds:.0f} s; looking at the processes gave no "
+            f"answer within {_LOOK_S:g} s: perhaps a file system that does not answer holds them all"
+        )
+
+    def _look(self, seconds: float) -> HangError:
         reports, pending, phases = self.nodes.collect(_COLLECT_S), pending_calls(), self._phases()
         sentence = verdict(reports, pending, phases, seconds)
         try:

@@ -222,7 +222,7 @@ def _collective(stack: Stack) -> Call | None:
         inside = [position for position, frame in enumerate(stack) if around in frame.file]
         if inside and inside[-1] + 1 < len(stack):
             functions = [stack[position].function for position in inside]
-            outermost = next(function for function in reversed(functions) if function != "wrapper")
+            outermost = next((function for function in reversed(functions) if function != "wrapper"), "wrapper")
             return Call(name or outermost, stack[inside[-1] + 1])
     call = _call(stack)
     is_handle = call is not None and _ASYNC_COLLECTIVES in call.caller.file and ".wait(" in call.caller.source

@@ -153,7 +153,7 @@ def _descendants(roots: Set[int]) -> set[int]:
 
 def _title(pid: int) -> str:
     with contextlib.suppress(OSError):
-        return (_PROC / str(pid) / "cmdline").read_text().split("\0")[0].strip() or str(pid)
+        return (_PROC / str(pid) / "cmdline").read_text(errors="replace").split("\0")[0].strip() or str(pid)
     return str(pid)
 
 
@@ -175,7 +175,7 @@ def _pids() -> list[int]:
 def _page(found: _Found) -> tuple[int, str]:
     try:
         with found.file.open("rb") as file:
-            return read_page(file.read(PAGE_BYTES))
+            return read_page(file.read(PAGE_BYTES).ljust(PAGE_BYTES, b"\0"))  # empty for an instant
     except OSError:
         return 0, ""
 
@@ -190,7 +190,7 @@ def _size(found: _Found) -> int:
 def _status(pid: int) -> tuple[str, int]:
     """Return a process's state and its parent; it is dead when it is gone."""
     try:
-        state, parent = (_PROC / str(pid) / "stat").read_text().rpartition(") ")[2].split()[:2]
+        state, parent = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(") ")[2].split()[:2]
     except OSError:
         return "Z", 0
     return state, int(parent)

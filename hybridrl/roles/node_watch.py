@@ -1,12 +1,13 @@
 """The processes of a run on all its nodes: their progress, their stacks and their end.
 
 The controller's own node is looked at from the controller itself; each other node has a process for it that does nothing until it is
-asked. A node that does not answer in time counts as without news.
+asked. A node that does not answer in time counts as without news: what was known of it stays.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +51,7 @@ class NodeWatches:
     def __init__(self, session: str) -> None:
         self.session = session
         self._others: list[ActorHandle[NodeWatch]] = []
+        self._tables: list[dict[int, int]] = []
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -66,34 +68,43 @@ class NodeWatches:
                 self._others.clear()
 
     def progress(self) -> list[dict[int, int]]:
-        """Return the count of work done by process, one table per node that answers."""
-        return self._ask("progress", lambda: stacks.progress(self.session))
+        """Return the count of work done by process, one table per node."""
+        self._tables = latest(self._ask("progress", lambda: stacks.progress(self.session)), self._tables)
+        return self._tables
 
     def collect(self, timeout_s: float) -> list[ProcessReport]:
         """Return how every process stands."""
         parts = self._ask("collect", lambda: stacks.collect(self.session, timeout_s), timeout_s)
-        return [report for part in parts for report in part]
+        return [report for part in parts for report in part or ()]
 
     def kill(self) -> None:
         """End every process but this one, also stopped ones."""
         self._ask("kill", lambda: stacks.kill(self.session, spare=[os.getpid()]))
 
-    def _ask(self, method: str, here: Callable[[], T], *arguments: Any) -> list[T]:
-        """Ask all nodes at once; return this node's answer and those that come in time."""
+    def _ask(self, method: str, here: Callable[[], T], *arguments: Any) -> list[T | None]:
+        """Ask this node, then all others at once; return their answers, None for those that do not come in time."""
+        own = here()
         with self._lock:
             calls = [getattr(watch, method).remote(self.session, *arguments) for watch in self._others]
-            return [here(), *_answers(calls)]
+            return [own, *_answers(calls)]
+
+
+def latest(answers: Sequence[dict[int, int] | None], before: Sequence[dict[int, int]]) -> list[dict[int, int]]:
+    """Return a table per node: its answer, or what it answered before."""
+    pairs = itertools.zip_longest(answers, before, fillvalue=None)
+    return [(old or {}) if new is None else new for new, old in pairs]
 
 
 def _answers(calls: list[Any]) -> list[Any]:
-    """Return the answers that come in time."""
+    """Return the answers, None for those that do not come in time."""
     if not calls:
         return []
     ready, _ = ray.wait(calls, num_returns=len(calls), timeout=_ANSWER_S)
-    found = []
-    for call in ready:
-        try:
-            found.append(ray.get(call))
-        except ray.exceptions.RayError:  # the node is gone: the ranks on it say so themselves
-            continue
-    return found
+    return [_answer(call) if call in ready else None for call in calls]
+
+
+def _answer(call: Any) -> Any:
+    try:
+        return ray.get(call)
+    except ray.exceptions.RayError:  # the node is gone: the ranks on it say so themselves
+        return None

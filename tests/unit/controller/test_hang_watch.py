@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hybridrl.config.schema import TrainerConfig
+from hybridrl.controller import hang_watch
 from hybridrl.controller.hang_watch import HangWatch
 from hybridrl.errors import HangError
 from hybridrl.observability.heartbeat import Identity
@@ -27,9 +28,9 @@ class FakeNodes:
 
     session = "fake"
 
-    def __init__(self, work: Callable[[float], int], work_while_collecting: int = 0) -> None:
+    def __init__(self, work: Callable[[float], int], work_while_collecting: int = 0, collecting_s: float = 0.0) -> None:
         self.started = time.monotonic()
-        self.work, self.more = work, work_while_collecting
+        self.work, self.more, self.collecting_s = work, work_while_collecting, collecting_s
         self.num_collected = 0
         self.is_killed = False
 
@@ -37,6 +38,7 @@ class FakeNodes:
         return [{1: self.work(time.monotonic() - self.started) + self.more * self.num_collected}]
 
     def collect(self, timeout_s: float) -> list[ProcessReport]:
+        time.sleep(self.collecting_s)
         self.num_collected += 1
         return [ProcessReport(Identity("fake", "actor", 1), 77, "T")]
 
@@ -72,6 +74,19 @@ def test_a_verdict_that_cannot_be_written_is_raised_all_the_same(tmp_path: Path)
     assert "actor rank 1 is stopped by a signal\nThe stacks of all 1 processes could not be written: [Errno 2]" in str(
         caught.value
     )
+
+
+def test_a_look_that_hangs_itself_does_not_keep_the_run_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang_watch, "_LOOK_S", 0.3)
+    nodes = FakeNodes(lambda seconds: 0, collecting_s=60.0)
+    with pytest.raises(HangError) as caught, watch(tmp_path, nodes) as made, made.raised(), made.steps():
+        time.sleep(20)
+    assert str(caught.value).startswith(
+        "hang in phase train: no progress for 0 s; looking at the processes gave no answer"
+    )
+    assert nodes.is_killed
 
 
 def test_a_call_that_advances_may_take_as_long_as_it_likes(tmp_path: Path) -> None:

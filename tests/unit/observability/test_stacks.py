@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -110,6 +111,30 @@ def test_what_is_hidden_is_not_found_and_counting_goes_on() -> None:
     HEARTBEAT.advance()
     assert HEARTBEAT.count == before + 1
     assert stacks.progress(f"{SESSION}-3") == {}
+
+
+def test_a_process_that_has_just_begun_to_show_itself_has_done_nothing_yet() -> None:
+    identity = Identity(f"{SESSION}-4", "young")
+    file = os.memfd_create(identity.file_name())
+    try:
+        assert stacks.progress(f"{SESSION}-4") == {os.getpid(): 0}
+    finally:
+        os.close(file)
+
+
+def test_a_process_whose_name_is_cut_inside_a_character_is_looked_at_as_any_other() -> None:
+    code = """
+import ctypes, time
+ctypes.CDLL(None).prctl(15, b"caf\\xc3")  # PR_SET_NAME
+print(flush=True)
+time.sleep(100)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        name, parent = Path(f"/proc/{child.pid}/stat").read_bytes(), stacks._status(child.pid)[1]
+        child.kill()
+    assert b"caf\xc3" in name and parent == os.getpid()
 
 
 def test_file_names_and_pages_are_read_back() -> None:
