@@ -79,9 +79,10 @@ def _nvlink(ask: Ask) -> Finding:
         return Finding("NVLink", Verdict.WARNING, str(e), "GPUs reach each other over PCIe only")
     rates = re.findall(r"Link \d+: ([\d.]+) GB/s", status)
     num_down = len(re.findall(r"inactive", status, re.IGNORECASE))
+    advice = "look at nvidia-smi nvlink --status and at the fabric manager (systemctl status nvidia-fabricmanager)"
+    if not rates:  # PCIe cards without a bridge have links, too, all of them down
+        slow = "keep tensor and expert parallel groups small: PCIe is slow"
+        return Finding("NVLink", Verdict.WARNING, "none is up", f"{slow}; if there should be some, {advice}")
     if num_down:
-        advice = "look at nvidia-smi nvlink --status and at the fabric manager (systemctl status nvidia-fabricmanager)"
         return Finding("NVLink", Verdict.PROBLEM, f"{len(rates)} links up, {num_down} down", advice)
-    if not rates:
-        return Finding("NVLink", Verdict.WARNING, "none", "keep tensor and expert parallel groups small: PCIe is slow")
     return Finding("NVLink", Verdict.OK, f"{len(rates)} links of {min(map(float, rates)):g} GB/s and more")
