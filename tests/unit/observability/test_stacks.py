@@ -125,7 +125,7 @@ def test_a_process_that_has_just_begun_to_show_itself_has_done_nothing_yet() -> 
 def test_a_process_whose_name_is_cut_inside_a_character_is_looked_at_as_any_other() -> None:
     code = """
 import ctypes, time
-ctypes.CDLL(None).prctl(15, b"caf\\xc3")  # PR_SET_NAME
+ctypes.CDLL(None).prctl(15, b"stage\\xc3")  # PR_SET_NAME
 print(flush=True)
 time.sleep(100)
 """
@@ -134,7 +134,7 @@ time.sleep(100)
         child.stdout.readline()
         name, parent = Path(f"/proc/{child.pid}/stat").read_bytes(), stacks._status(child.pid)[1]
         child.kill()
-    assert b"caf\xc3" in name and parent == os.getpid()
+    assert b"stage\xc3" in name and parent == os.getpid()
 
 
 def test_file_names_and_pages_are_read_back() -> None:

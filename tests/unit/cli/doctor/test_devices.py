@@ -42,7 +42,14 @@ def test_one_gpu_needs_no_nvlink() -> None:
         (H100 + H100.replace("H100", "A100"), UP, "13.0", "GPUs", Verdict.WARNING, "choose equal ones"),
         (2 * H100, UP + "\t Link 2: <inactive>\n", "13.0", "NVLink", Verdict.PROBLEM, "nvidia-fabricmanager"),
         (2 * H100, "", "13.0", "NVLink", Verdict.WARNING, "PCIe is slow"),
-        (2 * H100, "\t Link 0: <inactive>\n", "13.0", "NVLink", Verdict.WARNING, "PCIe is slow; if there should be some"),
+        (
+            2 * H100,
+            "\t Link 0: <inactive>\n",
+            "13.0",
+            "NVLink",
+            Verdict.WARNING,
+            "PCIe is slow; if there should be some",
+        ),
         ("", UP, "13.0", "GPUs", Verdict.PROBLEM, "drain the node"),
     ],
 )
