@@ -211,6 +211,8 @@ def _is_trained(config: ExperimentConfig, found: Found) -> bool:
 
 def _stopped(config: ExperimentConfig, result: TrainResult, run_dir: Path) -> Outcome:
     """Say how to go on; the exit code asks for the same command again only where that would go on."""
+    if not result.num_steps:  # asked while roles started
+        return Outcome("stopped before the first step;", EXIT_GO_ON if _goes_on(config) else EXIT_INTERRUPTED)
     after = f"stopped after step {result.num_steps}"
     if not config.checkpoint.every_steps:
         return Outcome(f"{after} without a checkpoint (checkpoint.every_steps is 0);", EXIT_INTERRUPTED)

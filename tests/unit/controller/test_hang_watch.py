@@ -15,6 +15,7 @@ from hybridrl.config.schema import TrainerConfig
 from hybridrl.controller import hang_watch
 from hybridrl.controller.hang_watch import HangWatch
 from hybridrl.errors import HangError
+from hybridrl.observability import stacks
 from hybridrl.observability.heartbeat import Identity
 from hybridrl.observability.stacks import ProcessReport
 from hybridrl.roles.group import RoleFuture, RoleGroup, pending_calls
@@ -169,6 +170,8 @@ def test_a_main_thread_that_cannot_be_interrupted_is_ended_with_all_children(tmp
     assert ended.returncode == 75, ended.stderr
     assert "hybridrl: the run failed (HangError)\n  hang in phase reward: no progress for" in ended.stderr
     assert "controller is in `deadlock` (<string>:" in ended.stderr
-    child = Path(f"/proc/{int(ended.stdout)}/stat")
-    assert not child.exists() or child.read_text().split()[2] == "Z"
+    deadline = time.monotonic() + 5.0
+    while stacks._status(int(ended.stdout))[0] != "Z":  # it takes its signal when it is next given a core
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert "deadlock" in (tmp_path / "hang" / "stacks.txt").read_text()

@@ -103,6 +103,8 @@ def test_only_a_run_that_would_go_on_asks_for_the_same_command(
     config = _config(tmp_path)
     config.checkpoint.every_steps, config.trainer.resume = every_steps, resume
     assert _stopped(config, TrainResult(7, None, None, is_stopped=True), Path("/runs/calc-2")) == Outcome(words, code)
+    early = TrainResult(0, None, None, is_stopped=True)
+    assert _stopped(config, early, Path("/runs/calc-2")) == Outcome("stopped before the first step;", code)
 
 
 @pytest.mark.parametrize(
