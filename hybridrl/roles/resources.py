@@ -6,9 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +14,7 @@ from typing import Any, TypeVar
 
 import ray
 from ray._private import ray_constants
+from ray._private import utils as ray_utils
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import (
@@ -185,13 +184,13 @@ class ResourcePool:
 
 @contextlib.contextmanager
 def _kept_stop_signal() -> Iterator[None]:
-    """Keep our own SIGTERM handler: ``ray.init`` installs one that exits on the spot."""
-    handler = signal.getsignal(signal.SIGTERM)
+    """Keep our own SIGTERM handler: ``ray.init`` would install ones that exit on the spot, during the seconds that it takes too."""
+    install = ray_utils.set_sigterm_handler
+    ray_utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
+        ray_utils.set_sigterm_handler = install
 
 
 @contextlib.contextmanager
