@@ -100,6 +100,11 @@ def find_at(place: Path) -> Found:
 
 def none_usable(place: Path, damaged: Sequence[str]) -> CheckpointError:
     """Return the error that says that there is nothing to go on from, and what is wrong with what there is."""
+    if not damaged:
+        found = "has no complete checkpoint" if place.is_dir() else "there is no such folder"
+        return CheckpointError(
+            f"{place}: {found}; expected a run's folder, a checkpoints folder or one of its step_* folders"
+        )
     return CheckpointError("\n  ".join([f"{place}: not one checkpoint is complete and as it was written", *damaged]))
 
 

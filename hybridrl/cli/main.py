@@ -125,6 +125,11 @@ def _look(parsed: argparse.Namespace) -> int:
     except HybridRLError as e:
         _complain(f"{parsed.command}: cannot read this", e)
         return EXIT_WRONG_INPUT
+    except OSError as e:
+        _complain(
+            f"{parsed.command}: a file or folder cannot be read or written; correct the path or its permissions", e
+        )
+        return EXIT_WRONG_INPUT
     return code
 
 
@@ -229,7 +234,7 @@ def _check(checked: Checked) -> int:
     return EXIT_OK
 
 
-def _complain(headline: str, error: HybridRLError) -> None:
+def _complain(headline: str, error: HybridRLError | OSError) -> None:
     print(f"hybridrl: {headline}", *(f"  {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
 
 

@@ -32,7 +32,7 @@ def test_an_export_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "hybridrl: export: cannot read this",
-        f"  {tmp_path}/run: not one checkpoint is complete and as it was written",
+        f"  {tmp_path}/run: there is no such folder; expected a run's folder, a checkpoints folder or one of its step_* folders",
     ]
     assert not (tmp_path / "out").exists()
 

@@ -146,7 +146,7 @@ def test_a_checkpoint_without_a_critic_is_not_taken_for_an_algorithm_that_has_on
 
 
 def test_a_path_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not one checkpoint is complete"):
+    with pytest.raises(CheckpointError, match="has no complete checkpoint"):
         find_resumable(config(tmp_path, str(tmp_path)))
 
 
