@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from hybridrl.cli.doctor.finding import Finding, Verdict
 _RAY_SERVERS = ("raylet", "gcs_server")
 _OURS = ("ray::", "VLLM::")
 _PRIVATE_FOLDERS = "hybridrl-ray-*"
-_SEGMENTS = "hybridrl-*"
+_SEGMENTS = ("hybridrl-*", "vllm_dist_*-cpushm_*")
+"""Of weight transfers, and of tensor-parallel samplers on CPUs."""
 _INIT = 1
 
 
@@ -37,7 +39,7 @@ def leftovers(processes: Sequence[Process], temporary: Path, shared_memory: Path
 
     Args:
         temporary: Where Ray puts its folders.
-        shared_memory: Where weight transfers put their segments.
+        shared_memory: Where weight transfers and vLLM put their segments.
         proc: The kernel's /proc, to see who uses a segment.
     """
     yield from _ray(processes, temporary)
@@ -45,12 +47,12 @@ def leftovers(processes: Sequence[Process], temporary: Path, shared_memory: Path
     state = f"{len(workers)} workers whose run is gone" if workers else "none without a run"
     advice = f"kill {_ids(workers)}: they hold memory of GPUs"
     yield Finding("workers", Verdict.WARNING if workers else Verdict.OK, state, advice)
-    segments = sorted(shared_memory.glob(_SEGMENTS))
+    segments = sorted(path for pattern in _SEGMENTS for path in shared_memory.glob(pattern))
     mapped = _mapped(proc, shared_memory) if segments else set()
     dead = [path for path in segments if str(path) not in mapped]
     num_bytes = sum(path.stat().st_blocks * 512 for path in dead)
     state = f"{len(dead)} of runs that are gone, {num_bytes / 2**20:.0f} MiB" if dead else "none without a run"
-    advice = f"rm {' '.join(map(str, dead))}"
+    advice = f"rm {shlex.join(map(str, dead))}"
     yield Finding("shared memory segments", Verdict.WARNING if dead else Verdict.OK, state, advice)
 
 

@@ -69,5 +69,12 @@ def test_segments_that_no_process_maps_are_to_be_removed(folders: Path) -> None:
     assert finding.verdict is Verdict.WARNING and finding.advice == f"rm {dead}"
 
 
+def test_segments_of_samplers_are_among_them_in_words_that_a_shell_does_not_expand(folders: Path) -> None:
+    dead = folders / "shm" / "vllm_dist_ff82-tp:0-[0-1]-cpushm_0"
+    dead.write_bytes(bytes(mmap.PAGESIZE))
+    finding = found(folders, proc=Path("/proc"))["shared memory segments"]
+    assert finding.advice == f"rm '{dead}'"
+
+
 def test_the_processes_of_this_machine_are_listed() -> None:
     assert any("pytest" in process.command for process in running_processes())
