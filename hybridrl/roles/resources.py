@@ -6,7 +6,9 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +18,7 @@ import ray
 from ray._private import ray_constants
 from ray._private import utils as ray_utils
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -178,19 +180,22 @@ class ResourcePool:
         return handle
 
     def release(self) -> None:
-        """Give the bundles back; ends what runs on them."""
-        remove_placement_group(self._group)
+        """Give the bundles back; ends what runs on them. A cluster that does not answer does so itself once the run has ended."""
+        with contextlib.suppress(RayError):
+            remove_placement_group(self._group)
 
 
 @contextlib.contextmanager
 def _kept_stop_signal() -> Iterator[None]:
-    """Keep our own SIGTERM handler: ``ray.init`` would install ones that exit on the spot, during the seconds that it takes too."""
-    install = ray_utils.set_sigterm_handler
+    """Keep our own SIGTERM handler: ``ray.init`` takes seconds, in which its Python handlers would exit on the spot; at the end its core installs another."""
+    handler, install = signal.getsignal(signal.SIGTERM), ray_utils.set_sigterm_handler
     ray_utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
         ray_utils.set_sigterm_handler = install
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 @contextlib.contextmanager
