@@ -122,17 +122,20 @@ class CheckpointFolder:
         self._keep = keep
         self._resumed = resumed.resolve() if resumed else None
 
+    def path(self, step: int) -> Path:
+        """Return where the checkpoint of a step goes."""
+        return self._root / f"step_{step:06d}"
+
     def begin(self, step: int) -> Path:
         """Return an empty folder for the files of a step."""
-        folder = self._root / f"step_{step:06d}"
+        folder = self.path(step)
         _remove(folder)
         folder.mkdir(parents=True)
         return folder
 
     def complete(self, step: int, files: Mapping[str, FileRecord]) -> None:
         """Declare a step's checkpoint complete, and remove older ones beyond `keep`; unfinished and damaged ones do not count."""
-        folder = self._root / f"step_{step:06d}"
-        write_manifest(folder, Manifest(step, files))
+        write_manifest(self.path(step), Manifest(step, files))
         usable = [each.folder for each in find_checkpoints(self._root).complete if _step_of(each.folder) < step]
         kept = {*usable[: self._keep - 1], self._resumed}
         for each in _folders(self._root):
@@ -143,7 +146,7 @@ class CheckpointFolder:
     def discard(self, step: int) -> None:
         """Remove what there is of a step that could not be saved, as far as the storage lets us."""
         with contextlib.suppress(OSError):
-            _remove(self._root / f"step_{step:06d}")
+            _remove(self.path(step))
 
 
 def _folders(root: Path) -> list[Path]:
