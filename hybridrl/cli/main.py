@@ -24,7 +24,7 @@ from hybridrl.cli.look import add_look_commands
 from hybridrl.cli.number import number
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.controller.stopping import EXIT_FAILED, EXIT_GO_ON, EXIT_INTERRUPTED
-from hybridrl.errors import ConfigError, DataError, HybridRLError, RankLostError
+from hybridrl.errors import CheckpointError, ConfigError, DataError, HybridRLError, RankLostError
 from hybridrl.parity.options import ParityOptions
 from hybridrl.preflight.check import Checked, load_checked
 from hybridrl.preflight.command import Command
@@ -110,6 +110,9 @@ def _start(request: Request, runner: Callable[[Command], Run]) -> int:
         return EXIT_WRONG_INPUT
     except DataError as e:
         _complain(f"{request.path}: the data cannot be used", e)
+        return EXIT_WRONG_INPUT
+    except CheckpointError as e:
+        _complain(f"{request.path}: the checkpoints cannot be used", e)
         return EXIT_WRONG_INPUT
     except HybridRLError as e:
         _complain(f"{request.path}: the run failed ({type(e).__name__})", e)
@@ -216,7 +219,8 @@ def _parity_options(parsed: argparse.Namespace) -> ParityOptions:
 
 
 def _check(checked: Checked) -> int:
-    """Read the data as well, and print what follows from the configuration."""
+    """Read the data and what there is to go on from as well, and print what follows from the configuration."""
+    from hybridrl.controller.resuming import find_resumable
     from hybridrl.data.dataset import open_dataset
     from hybridrl.data.demonstrations import open_demonstrations
     from hybridrl.data.tokenizer import load_tokenizer
@@ -228,6 +232,7 @@ def _check(checked: Checked) -> int:
     else:
         dataset = open_dataset(config.data, tokenizer, config.seed)
         dataset.train.take(1)
+        find_resumable(config)
         for note in dataset.notes:
             print(note)
     print(checked.summary())

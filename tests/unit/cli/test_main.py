@@ -50,6 +50,18 @@ def test_every_problem_is_printed_without_a_traceback(
     assert len(lines) == 3
 
 
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_place_with_nothing_to_go_on_from_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    path = write_experiment(tmp_path)
+    assert main([command, str(path), f"trainer.resume={tmp_path}"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"hybridrl: {path}: the checkpoints cannot be used",
+        f"  {tmp_path}: has no complete checkpoint; expected a run's folder, a checkpoints folder or one of its step_* folders",
+    ]
+
+
 def test_check_reads_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_experiment(tmp_path, FILE_TASK)
     (tmp_path / "train.jsonl").write_text('{"prompt": ""}\n{\n')
