@@ -94,7 +94,7 @@ def _mapped(proc: Path, folder: Path) -> set[str]:
     found: set[str] = set()
     for maps in proc.glob("[0-9]*/maps"):
         try:
-            lines = maps.read_text().splitlines()
+            lines = maps.read_text(errors="replace").splitlines()  # names of files need not be text
         except OSError:  # it ended, or belongs to another user
             continue
         found.update(
