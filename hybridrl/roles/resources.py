@@ -187,7 +187,11 @@ class ResourcePool:
 
 @contextlib.contextmanager
 def _kept_stop_signal() -> Iterator[None]:
-    """Keep our own SIGTERM handler: ``ray.init`` takes seconds, in which its Python handlers would exit on the spot; at the end its core installs another."""
+    """Keep our own SIGTERM handler.
+
+    ``ray.init`` takes seconds, in which a signal would meet the handlers that it installs first, and they exit on the spot. Last of all, its
+    core installs one in C, which only a later call replaces.
+    """
     handler, install = signal.getsignal(signal.SIGTERM), ray_utils.set_sigterm_handler
     ray_utils.set_sigterm_handler = lambda handler: None
     try:

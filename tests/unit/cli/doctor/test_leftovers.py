@@ -81,7 +81,7 @@ def test_a_process_that_maps_a_file_whose_name_is_no_text_is_looked_at_like_othe
     live.write_bytes(bytes(mmap.PAGESIZE))
     maps = folders / "proc" / "7" / "maps"
     maps.parent.mkdir(parents=True)
-    maps.write_bytes(b"0-1 r-xp 0 0:0 1 /caf\xc3\n0-1 rw-s 0 0:0 2 " + bytes(live) + b"\n")
+    maps.write_bytes(b"0-1 r-xp 0 0:0 1 /b\xc3\n0-1 rw-s 0 0:0 2 " + bytes(live) + b"\n")
     assert found(folders, proc=folders / "proc")["shared memory segments"].verdict is Verdict.OK
 
 
