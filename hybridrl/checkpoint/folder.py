@@ -100,6 +100,11 @@ def find_at(place: Path) -> Found:
 
 def none_usable(place: Path, damaged: Sequence[str]) -> CheckpointError:
     """Return the error that says that there is nothing to go on from, and what is wrong with what there is."""
+    if not damaged:
+        found = "has no complete checkpoint" if place.is_dir() else "there is no such folder"
+        return CheckpointError(
+            f"{place}: {found}; expected a run's folder, a checkpoints folder or one of its step_* folders"
+        )
     return CheckpointError("\n  ".join([f"{place}: not one checkpoint is complete and as it was written", *damaged]))
 
 
@@ -117,17 +122,20 @@ class CheckpointFolder:
         self._keep = keep
         self._resumed = resumed.resolve() if resumed else None
 
+    def path(self, step: int) -> Path:
+        """Return where the checkpoint of a step goes."""
+        return self._root / f"step_{step:06d}"
+
     def begin(self, step: int) -> Path:
         """Return an empty folder for the files of a step."""
-        folder = self._root / f"step_{step:06d}"
+        folder = self.path(step)
         _remove(folder)
         folder.mkdir(parents=True)
         return folder
 
     def complete(self, step: int, files: Mapping[str, FileRecord]) -> None:
         """Declare a step's checkpoint complete, and remove older ones beyond `keep`; unfinished and damaged ones do not count."""
-        folder = self._root / f"step_{step:06d}"
-        write_manifest(folder, Manifest(step, files))
+        write_manifest(self.path(step), Manifest(step, files))
         usable = [each.folder for each in find_checkpoints(self._root).complete if _step_of(each.folder) < step]
         kept = {*usable[: self._keep - 1], self._resumed}
         for each in _folders(self._root):
@@ -138,7 +146,7 @@ class CheckpointFolder:
     def discard(self, step: int) -> None:
         """Remove what there is of a step that could not be saved, as far as the storage lets us."""
         with contextlib.suppress(OSError):
-            _remove(self._root / f"step_{step:06d}")
+            _remove(self.path(step))
 
 
 def _folders(root: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from hybridrl.cli.look import add_look_commands
 from hybridrl.cli.number import number
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.controller.stopping import EXIT_FAILED, EXIT_GO_ON, EXIT_INTERRUPTED
-from hybridrl.errors import ConfigError, DataError, HybridRLError, RankLostError
+from hybridrl.errors import CheckpointError, ConfigError, DataError, HybridRLError, RankLostError
 from hybridrl.parity.options import ParityOptions
 from hybridrl.preflight.check import Checked, load_checked
 from hybridrl.preflight.command import Command
@@ -111,6 +111,9 @@ def _start(request: Request, runner: Callable[[Command], Run]) -> int:
     except DataError as e:
         _complain(f"{request.path}: the data cannot be used", e)
         return EXIT_WRONG_INPUT
+    except CheckpointError as e:
+        _complain(f"{request.path}: the checkpoints cannot be used", e)
+        return EXIT_WRONG_INPUT
     except HybridRLError as e:
         _complain(f"{request.path}: the run failed ({type(e).__name__})", e)
         return EXIT_GO_ON if isinstance(e, RankLostError) and e.can_go_on else EXIT_FAILED
@@ -124,6 +127,11 @@ def _look(parsed: argparse.Namespace) -> int:
         code: int = parsed.look(parsed)
     except HybridRLError as e:
         _complain(f"{parsed.command}: cannot read this", e)
+        return EXIT_WRONG_INPUT
+    except OSError as e:
+        _complain(
+            f"{parsed.command}: a file or folder cannot be read or written; correct the path or its permissions", e
+        )
         return EXIT_WRONG_INPUT
     return code
 
@@ -211,7 +219,8 @@ def _parity_options(parsed: argparse.Namespace) -> ParityOptions:
 
 
 def _check(checked: Checked) -> int:
-    """Read the data as well, and print what follows from the configuration."""
+    """Read the data and what there is to go on from as well, and print what follows from the configuration."""
+    from hybridrl.controller.resuming import find_resumable
     from hybridrl.data.dataset import open_dataset
     from hybridrl.data.demonstrations import open_demonstrations
     from hybridrl.data.tokenizer import load_tokenizer
@@ -223,13 +232,14 @@ def _check(checked: Checked) -> int:
     else:
         dataset = open_dataset(config.data, tokenizer, config.seed)
         dataset.train.take(1)
+        find_resumable(config)
         for note in dataset.notes:
             print(note)
     print(checked.summary())
     return EXIT_OK
 
 
-def _complain(headline: str, error: HybridRLError) -> None:
+def _complain(headline: str, error: HybridRLError | OSError) -> None:
     print(f"hybridrl: {headline}", *(f"  {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
 
 

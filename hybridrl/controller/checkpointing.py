@@ -106,7 +106,9 @@ class Checkpointer:
             self._give_up(begun.step, str(e))
 
     def _give_up(self, step: int, reason: str) -> None:
-        self._recorder.status(f"the checkpoint after step {step} could not be written, the run goes on: {reason}")
+        self._recorder.status(
+            f"the checkpoint after step {step} could not be written into {self._folder.path(step)}, the run goes on: {reason}"
+        )
         self._folder.discard(step)
 
     def _write_model(self, folder: Path) -> dict[str, FileRecord]:

@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -80,7 +81,7 @@ class HangWatch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_closed.set()
         self._thread.join()
@@ -123,15 +124,24 @@ class HangWatch:
 
     def _watch(self) -> None:
         interval_s = self._timeouts.hang_timeout_s / _LOOKS_PER_LIMIT
-        seen, since = self.nodes.progress(), time.monotonic()
+        seen, since = self._progress(), time.monotonic()
         while not self._is_closed.wait(interval_s):
-            if (now := self.nodes.progress()) != seen:
+            now = self._progress()
+            if now is None or now != seen:
                 seen, since = now, time.monotonic()
             elif time.monotonic() - since >= self._limit_s():
                 error = self._judge(time.monotonic() - since)
-                if self.nodes.progress() == seen:  # nothing moved while stacks were taken, either
+                if self._progress() == seen:  # nothing moved while stacks were taken, either
                     self._end(error)
                     return
+
+    def _progress(self) -> list[dict[int, int]] | None:
+        """Return the counts of all heartbeats; None when they could not be read, which is told and no hang."""
+        try:
+            return self.nodes.progress()
+        except Exception:  # noqa: BLE001 - a fault of the watch must neither end a run nor leave it unwatched
+            traceback.print_exc()
+            return None
 
     def _judge(self, seconds: float) -> HangError:
         """Look at all processes, from a thread that can be left behind."""

@@ -30,7 +30,6 @@ from hybridrl.data.sample import Prompt, Sample
 from hybridrl.errors import EngineError, RankLostError
 from hybridrl.roles.failure import Failure, FailureKind, ReplaceableRankLostError, lost_ranks
 from hybridrl.roles.future import Future, wait_all, wait_for
-from hybridrl.roles.rollout_replica import ROLE
 
 if TYPE_CHECKING:
     from hybridrl.controller.weight_sync import SyncReport
@@ -124,11 +123,11 @@ class RecoveringRollout:
                 self._replicas.remove(replica)
             starting = {replica: self._replicas.add(replica) for replica in dead}
             self._dead = {}
-            for replica, start in starting.items():
+            for start in starting.values():
                 try:
                     wait_for(start)
-                except EngineError as e:
-                    self.bury([Failure(ROLE, replica, "start", FailureKind.DIED, str(e), is_replaceable=True)])
+                except EngineError:
+                    self.bury(start.failures())
         self._weight_sync.connect(self._replicas.shard_maps)
 
     def _count(self, dead: dict[int, Failure]) -> None:
@@ -224,5 +223,6 @@ class _Call:
 
 
 def _described(failure: Failure) -> str:
-    cause = failure.text.strip().partition("\n")[0]
+    lines = failure.text.strip().splitlines()
+    cause = lines[-1 if failure.kind is FailureKind.RAISED else 0]  # what was raised is the last line of a traceback
     return f"rollout replica {failure.rank} died in phase {failure.phase}: {cause}"

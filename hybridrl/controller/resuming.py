@@ -74,11 +74,11 @@ def _has_steps(run_dir: Path) -> bool:
 
 
 def _check_settings(config: ExperimentConfig, found: Found) -> None:
-    """Refuse what would change the batches or the model of the run that is gone on with."""
+    """Refuse what would change the seed, the batches or the model of the run that is gone on with."""
     if not found.complete:
         return
     newest = found.complete[0].folder
-    before, now = read_batch_settings(newest), batch_settings(config.algorithm, config.trainer)
+    before, now = read_batch_settings(newest), batch_settings(config.algorithm, config.trainer) | {"seed": config.seed}
     problems = [
         f"{key}: got {now[key]}, expected {value} as in {newest}; only a new run can change it"
         for key, value in before.items()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridrl.checkpoint.folder import CheckpointFolder, Found
+from hybridrl.checkpoint.folder import CheckpointFolder, Found, find_checkpoints
 from hybridrl.config.dump import resolved_yaml
 from hybridrl.config.schema import RESUME_AUTO, ExperimentConfig
 from hybridrl.controller.checkpointing import Checkpointer
@@ -72,6 +72,7 @@ def train(config: ExperimentConfig) -> int:
     def run(recorder: RunRecorder) -> Outcome:
         for note in dataset.notes:
             recorder.status(note)
+        _make_checkpoints_folder(config, recorder.run_dir)
         if config.trainer.parity_check:
             require_parity(config, recorder.run_dir, recorder.status)
         first = dataset.train.first.token_ids
@@ -184,13 +185,23 @@ def _recorded(
 def _checkpointer(
     config: ExperimentConfig, models: Sequence[MegatronState], recorder: RunRecorder, resumed: Resumed | None
 ) -> Checkpointer | None:
-    """Return what saves the run; its folder is made at once, so that the run can be gone on with from the start."""
+    """Return what saves the run."""
     if not config.checkpoint.every_steps:
         return None
     root = checkpoints_folder(config, recorder.run_dir)
-    root.mkdir(parents=True, exist_ok=True)
     folder = CheckpointFolder(root, config.checkpoint.keep, resumed.folder if resumed else None)
     return Checkpointer(config.checkpoint, folder, models, recorder, Path(config.model.path))
+
+
+def _make_checkpoints_folder(config: ExperimentConfig, run_dir: Path) -> None:
+    """Make it before anything starts: what cannot be made is refused, and the run can be gone on with from the start."""
+    if not config.checkpoint.every_steps:
+        return
+    root = checkpoints_folder(config, run_dir)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"checkpoint.folder: {root} cannot be made ({e}); choose another folder") from e
 
 
 def export_policy(actor: MegatronActor, folder: Path) -> None:
@@ -216,9 +227,15 @@ def _stopped(config: ExperimentConfig, result: TrainResult, run_dir: Path) -> Ou
     after = f"stopped after step {result.num_steps}"
     if not config.checkpoint.every_steps:
         return Outcome(f"{after} without a checkpoint (checkpoint.every_steps is 0);", EXIT_INTERRUPTED)
-    if config.trainer.resume != RESUME_AUTO:
-        return Outcome(f"{after}; go on from its checkpoint with trainer.resume={run_dir};", EXIT_INTERRUPTED)
-    return Outcome(f"{after}; the same command goes on from its checkpoint;", EXIT_GO_ON)
+    saved = find_checkpoints(checkpoints_folder(config, run_dir)).complete
+    where = (
+        f"the checkpoint after step {saved[0].manifest.step}" if saved else "the beginning: it has no checkpoint yet"
+    )
+    if config.trainer.resume == RESUME_AUTO:
+        return Outcome(f"{after}; the same command goes on from {where};", EXIT_GO_ON)
+    if not saved:
+        return Outcome(f"{after}, before its first checkpoint;", EXIT_INTERRUPTED)
+    return Outcome(f"{after}; go on from {where} with trainer.resume={run_dir};", EXIT_INTERRUPTED)
 
 
 def _goes_on(config: ExperimentConfig) -> bool:

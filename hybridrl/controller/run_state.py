@@ -85,12 +85,12 @@ def read_run_state(folder: Path) -> RunState:
 
 
 def read_batch_settings(folder: Path) -> dict[str, int]:
-    """Read the settings alone; none when the file is damaged, which loading says."""
+    """Read the settings and the seed alone; none when the file is damaged, which loading says."""
     try:
-        settings: dict[str, int] = _read_body(folder)["settings"]
+        body = _read_body(folder)
+        return {**body["settings"], "seed": body["stream"]["seed"]}
     except (OSError, ValueError, KeyError):
         return {}
-    return settings
 
 
 def _read_body(folder: Path) -> dict[str, Any]:

@@ -54,8 +54,19 @@ class RunFolder:
         return (self.path / "config.resolved.yaml").read_text(encoding="utf-8")
 
     def config(self) -> dict[str, Scalar]:
-        """Return the configuration by dotted key."""
-        return flat_config(yaml.safe_load(self.config_text))
+        """Return the configuration by dotted key.
+
+        Raises:
+            DataError: The file holds no configuration.
+        """
+        try:
+            sections = yaml.safe_load(self.config_text)
+        except (ValueError, yaml.YAMLError):
+            sections = None
+        if not isinstance(sections, dict):
+            path = self.path / "config.resolved.yaml"
+            raise DataError(f"{path}: is no YAML with sections, expected what a run wrote; was it damaged or changed?")
+        return flat_config(sections)
 
     def metrics(self) -> MetricRows:
         """Return the metrics of every finished step; a last line that is not whole, of a running or a killed run, is left out.
@@ -65,12 +76,12 @@ class RunFolder:
         """
         path = self.path / "metrics.jsonl"
         rows: dict[int, dict[str, object]] = {}
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
         for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
             try:
                 row = json.loads(line)
                 rows.setdefault(int(row.pop("step")), {}).update(row)
-            except (ValueError, KeyError, TypeError, AttributeError) as e:
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
                 raise DataError(f"{path}:{number}: got {line[:80]!r}, expected a JSON object with a step") from e
         names = sorted({name for row in rows.values() for name in row if name != "non_finite"})
         series = {name: [_number(row.get(name)) for row in rows.values()] for name in names}

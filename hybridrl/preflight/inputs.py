@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hybridrl.config.choices import TaskName
@@ -37,6 +38,9 @@ def check_inputs(report: Report, config: ExperimentConfig, command: Command) -> 
     if not _is_plain_name(config.name):
         next_step = "use letters, digits, dots, dashes and underscores"
         report.add("name", repr(config.name), "the name of a folder inside runs_dir", next_step)
+    _check_writable(report, "runs_dir", Path(config.runs_dir))
+    if command is Command.TRAIN and config.checkpoint.every_steps and config.checkpoint.folder is not None:
+        _check_writable(report, "checkpoint.folder", Path(config.checkpoint.folder))
     output = Path(config.sft.output_path)
     if command is Command.SFT and output.exists():
         next_step = "choose another folder or remove this one"
@@ -53,6 +57,18 @@ def _check_file(report: Report, key: str, path: str | None, *, is_needed: bool) 
         report.add(key, path, _EXPECTED_FILE, "there is no such file: correct the path", is_need=True)
     elif Path(path).suffix not in _SUFFIXES:
         report.add(key, path, _EXPECTED_FILE, "convert the file or correct its suffix")
+
+
+def _check_writable(report: Report, key: str, folder: Path) -> None:
+    """Check that a folder can be made and written in, by that of its parents that is there."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        report.add(
+            key, folder, "a folder, or the name of one to make", f"{there} is a file: correct the path", is_need=True
+        )
+    elif not os.access(there, os.W_OK | os.X_OK):
+        next_step = f"{there} may not be written: correct the path or the permissions"
+        report.add(key, folder, "a folder to write in", next_step, is_need=True)
 
 
 def _check_evaluation(report: Report, config: ExperimentConfig) -> None:

@@ -114,14 +114,18 @@ def read_step(path: Path) -> ReplayStep:
     Raises:
         DataError: The file is damaged, is none of a step, or has another version of the format.
     """
+    expected = "expected a replay file, such as replays/step_000000.parquet"
+    if not path.is_file():
+        raise DataError(f"{path}: is no file, {expected}")
     try:
         table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as e:
+        raise DataError(f"{path}: {e}; {expected}") from e
+    try:
         metadata = json.loads((table.schema.metadata or {})[_KEY])
         found = metadata["schema_version"]
-    except (OSError, pa.ArrowInvalid, KeyError, ValueError, TypeError) as e:
-        raise DataError(
-            f"{path}: {e or type(e).__name__}; expected a replay file, such as replays/step_000000.parquet"
-        ) from e
+    except (KeyError, ValueError, TypeError) as e:
+        raise DataError(f"{path}: parquet without the metadata {_KEY.decode()}, {expected}") from e
     if found != SCHEMA_VERSION:
         raise DataError(
             f"{path}: got schema version {found}, expected {SCHEMA_VERSION}; replay it with the version of HybridRL that wrote it"

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 import ray
 from ray._private import ray_constants
+from ray._private import utils as ray_utils
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -179,17 +180,24 @@ class ResourcePool:
         return handle
 
     def release(self) -> None:
-        """Give the bundles back; ends what runs on them."""
-        remove_placement_group(self._group)
+        """Give the bundles back; ends what runs on them. A cluster that does not answer does so itself once the run has ended."""
+        with contextlib.suppress(RayError):
+            remove_placement_group(self._group)
 
 
 @contextlib.contextmanager
 def _kept_stop_signal() -> Iterator[None]:
-    """Keep our own SIGTERM handler: ``ray.init`` installs one that exits on the spot."""
-    handler = signal.getsignal(signal.SIGTERM)
+    """Keep our own SIGTERM handler.
+
+    ``ray.init`` takes seconds, in which a signal would meet the handlers that it installs first, and they exit on the spot. Last of all, its
+    core installs one in C, which only a later call replaces.
+    """
+    handler, install = signal.getsignal(signal.SIGTERM), ray_utils.set_sigterm_handler
+    ray_utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
+        ray_utils.set_sigterm_handler = install
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 

@@ -85,7 +85,7 @@ def test_before_the_time_limit_a_job_saves_and_goes_on_in_the_queue(tmp_path: Pa
         options = ("--time=2", "--signal=B:USR1@50")
         job = submit(cluster, 1, *one_rank(), *GO_ON, "trainer.num_steps=100", options=options)
         cluster.wait(job, lambda state: int(state["Restarts"]) >= 1, 300)
-        assert "the same command goes on from its checkpoint" in cluster.log(job)
+        assert "the same command goes on from the checkpoint after step" in cluster.log(job)
         done = len(steps_of(cluster))
         assert 0 < done < 100
         cluster.call("scontrol", "update", f"JobId={job}", "TimeLimit=30")

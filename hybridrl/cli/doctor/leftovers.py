@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ from hybridrl.cli.doctor.finding import Finding, Verdict
 _RAY_SERVERS = ("raylet", "gcs_server")
 _OURS = ("ray::", "VLLM::")
 _PRIVATE_FOLDERS = "hybridrl-ray-*"
-_SEGMENTS = "hybridrl-*"
+_SEGMENTS = ("hybridrl-*", "vllm_dist_*-cpushm_*")
+"""Of weight transfers, and of tensor-parallel samplers on CPUs."""
 _INIT = 1
 
 
@@ -39,7 +41,7 @@ def leftovers(processes: Sequence[Process], temporary: Path, shared_memory: Path
 
     Args:
         temporary: Where Ray puts its folders.
-        shared_memory: Where weight transfers put their segments.
+        shared_memory: Where weight transfers and vLLM put their segments.
         proc: The kernel's /proc, to see who uses a segment.
     """
     yield from _ray(processes, temporary)
@@ -66,7 +68,7 @@ def _ray(processes: Sequence[Process], temporary: Path) -> Iterator[Finding]:
         state, advice = f"{len(orphans)} processes whose run is gone", f"kill {_ids(orphans)}"
         yield Finding("Ray", Verdict.WARNING, state, advice)
     elif dead:
-        which = f"{temporary}/{_PRIVATE_FOLDERS}" if dead == private else " ".join(map(str, dead))
+        which = f"{temporary}/{_PRIVATE_FOLDERS}" if dead == private else shlex.join(map(str, dead))
         yield Finding("Ray", Verdict.WARNING, f"{len(dead)} folders of runs that are gone", f"rm -r {which}")
     else:
         state = f"{len(servers)} processes of runs and clusters under way" if servers else "none"
@@ -76,7 +78,7 @@ def _ray(processes: Sequence[Process], temporary: Path) -> Iterator[Finding]:
 def _segments(shared_memory: Path, proc: Path) -> Finding:
     """Look for segments that no process maps; those of other users are left out, whose processes do not show what they map."""
     sizes = {}
-    for path in sorted(shared_memory.glob(_SEGMENTS)):
+    for path in (path for pattern in _SEGMENTS for path in shared_memory.glob(pattern)):
         with contextlib.suppress(FileNotFoundError):  # its run has just removed it
             status = path.stat()
             if status.st_uid == os.getuid():
@@ -84,7 +86,7 @@ def _segments(shared_memory: Path, proc: Path) -> Finding:
     dead = sorted(sizes.keys() - (_mapped(proc, shared_memory) if sizes else set()))
     num_mib = sum(sizes[path] for path in dead) / 2**20
     state = f"{len(dead)} of runs that are gone, {num_mib:.0f} MiB" if dead else "none without a run"
-    advice = f"rm {' '.join(dead)}, unless a container that shares {shared_memory} runs"
+    advice = f"rm {shlex.join(dead)}, unless a container that shares {shared_memory} runs"
     return Finding("shared memory segments", Verdict.WARNING if dead else Verdict.OK, state, advice)
 
 
@@ -103,7 +105,7 @@ def _mapped(proc: Path, folder: Path) -> set[str]:
     found: set[str] = set()
     for maps in proc.glob("[0-9]*/maps"):
         try:
-            lines = maps.read_text(errors="replace").splitlines()
+            lines = maps.read_text(errors="replace").splitlines()  # names of files need not be text
         except OSError:  # it ended, or belongs to another user
             continue
         found.update(

@@ -93,8 +93,10 @@ def test_a_checkpoint_is_found_in_itself_in_its_folder_and_in_its_run(tmp_path: 
 
 
 def test_a_place_without_a_usable_checkpoint_says_what_is_wrong_with_each(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not one checkpoint is complete"):
+    with pytest.raises(CheckpointError, match=r"nowhere: there is no such folder; expected a run's folder"):
         find_at(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"has no complete checkpoint; expected a run's folder"):
+        find_at(tmp_path)
     (write(CheckpointFolder(tmp_path, keep=2), 10) / "run.json").unlink()
     with pytest.raises(CheckpointError, match=r"step_000010/run\.json: missing"):
         find_at(tmp_path)

@@ -57,6 +57,18 @@ def test_another_folder_is_wrong_input(tmp_path: Path, capsys: pytest.CaptureFix
     assert lines[1].startswith(f"  {tmp_path}: has no config.resolved.yaml")
 
 
+@pytest.mark.parametrize("command", ["report", "rollouts"])
+def test_a_page_that_cannot_be_written_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    run_dir = write_run(tmp_path, num_steps=1)
+    capsys.readouterr()
+    assert main([command, str(run_dir), "--output", str(run_dir / "metrics.jsonl" / "page.html")]) == 2
+    headline, cause = capsys.readouterr().err.splitlines()
+    assert headline.startswith(f"hybridrl: {command}: a file or folder cannot be read or written; correct the path")
+    assert "metrics.jsonl" in cause
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

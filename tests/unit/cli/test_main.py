@@ -32,7 +32,7 @@ def test_an_export_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "hybridrl: export: cannot read this",
-        f"  {tmp_path}/run: not one checkpoint is complete and as it was written",
+        f"  {tmp_path}/run: there is no such folder; expected a run's folder, a checkpoints folder or one of its step_* folders",
     ]
     assert not (tmp_path / "out").exists()
 
@@ -48,6 +48,18 @@ def test_every_problem_is_printed_without_a_traceback(
     assert lines[1].startswith("  command line: seed: got x")
     assert lines[2].startswith("  command line: actor.parallel.pp_size: got 3")
     assert len(lines) == 3
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_place_with_nothing_to_go_on_from_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    path = write_experiment(tmp_path)
+    assert main([command, str(path), f"trainer.resume={tmp_path}"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"hybridrl: {path}: the checkpoints cannot be used",
+        f"  {tmp_path}: has no complete checkpoint; expected a run's folder, a checkpoints folder or one of its step_* folders",
+    ]
 
 
 def test_check_reads_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,8 @@ def test_a_rank_that_cannot_write_is_reported_after_the_next_step_and_the_run_go
     assert recorder.said == []
     saving.after_step(state(5), is_last=False)
     assert recorder.said == [
-        "the checkpoint after step 4 could not be written, the run goes on: actor rank 1: No space left on device"
+        f"the checkpoint after step 4 could not be written into {tmp_path / 'saved' / 'step_000004'}, the run goes on: "
+        "actor rank 1: No space left on device"
     ]
     assert [path.name for path in (tmp_path / "saved").iterdir()] == ["step_000002"]
     actor.errors = ()
@@ -122,7 +123,8 @@ def test_a_save_that_takes_too_long_counts_as_failed(tmp_path: Path, model: Path
     saving.after_step(state(2), is_last=False)
     saving.finish()
     assert recorder.said == [
-        "the checkpoint after step 2 could not be written, the run goes on: not done after 1e-09 s"
+        f"the checkpoint after step 2 could not be written into {tmp_path / 'saved' / 'step_000002'}, the run goes on: "
+        "not done after 1e-09 s"
     ]
     assert list((tmp_path / "saved").iterdir()) == []
 

@@ -55,6 +55,17 @@ def watch(tmp_path: Path, nodes: FakeNodes) -> HangWatch:
     return made
 
 
+def test_a_look_that_fails_is_told_and_the_watch_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def work(seconds: float) -> int:
+        return 1 if seconds > 2 * LIMIT_S else int("no number")
+
+    nodes, started = FakeNodes(work), time.monotonic()
+    with pytest.raises(HangError), watch(tmp_path, nodes) as made, made.raised(), made.steps():
+        time.sleep(20)
+    assert time.monotonic() - started > 3 * LIMIT_S
+    assert "ValueError: invalid literal" in capsys.readouterr().err
+
+
 def test_a_run_in_which_nothing_moves_ends_with_the_verdict_and_its_processes(tmp_path: Path) -> None:
     nodes, started = FakeNodes(lambda seconds: 0), time.monotonic()
     with pytest.raises(HangError) as caught, watch(tmp_path, nodes) as made, made.raised(), made.steps():

@@ -327,7 +327,7 @@ def test_deaths_beyond_the_budget_end_the_run_with_every_cause() -> None:
         "rollout replica 0 died in phase commit: it is gone; its 2 restarts (rollout.max_restarts)"
     )
     assert "restart 1: rollout replica 1 died in phase rollout" in message
-    assert "restart 2: rollout replica 1 died in phase start" in message
+    assert "restart 2: rollout replica 1 died in phase start: it is gone\n" in message
 
 
 @pytest.mark.parametrize(("kind", "verb"), [(FailureKind.RAISED, "failed"), (FailureKind.TIMED_OUT, "no answer")])

@@ -104,16 +104,17 @@ def test_auto_does_not_replace_a_run_that_makes_no_checkpoints(tmp_path: Path) -
         find_resumable(config(tmp_path, "auto"))
 
 
-def test_batches_of_another_size_or_lag_are_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_another_seed_and_batches_of_another_size_or_lag_are_refused_before_anything_starts(tmp_path: Path) -> None:
     experiment = config(tmp_path, "auto")
     write(tmp_path / "run" / "checkpoints", 10)
     find_resumable(experiment)
-    experiment.algorithm.prompts_per_step, experiment.trainer.max_policy_lag = 7, 1
+    experiment.algorithm.prompts_per_step, experiment.trainer.max_policy_lag, experiment.seed = 7, 1, 2
     with pytest.raises(ConfigError) as caught:
         find_resumable(experiment)
     assert [problem.split(", expected")[0] for problem in caught.value.problems] == [
         "algorithm.prompts_per_step: got 7",
         "trainer.max_policy_lag: got 1",
+        "seed: got 2",
     ]
 
 
@@ -146,7 +147,7 @@ def test_a_checkpoint_without_a_critic_is_not_taken_for_an_algorithm_that_has_on
 
 
 def test_a_path_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not one checkpoint is complete"):
+    with pytest.raises(CheckpointError, match="has no complete checkpoint"):
         find_resumable(config(tmp_path, str(tmp_path)))
 
 

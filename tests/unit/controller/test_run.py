@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hybridrl.checkpoint.folder import Checkpoint, Found
+from hybridrl.checkpoint.folder import Checkpoint, CheckpointFolder, Found
 from hybridrl.checkpoint.manifest import Manifest
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.controller.run import (
     Outcome,
     _is_trained,
+    _make_checkpoints_folder,
     _recorded,
     _stopped,
     _summary,
@@ -22,7 +23,7 @@ from hybridrl.controller.run import (
 )
 from hybridrl.controller.stopping import StopRequest
 from hybridrl.controller.trainer import TrainResult
-from hybridrl.errors import EngineError, HangError, RankLostError
+from hybridrl.errors import ConfigError, EngineError, HangError, RankLostError
 from hybridrl.observability.recorder import RunRecorder
 from tests.unit.controller.fakes import FakeFuture
 
@@ -90,21 +91,41 @@ def test_an_error_passes_through_and_the_report_is_written(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("every_steps", "resume", "code", "words"),
+    ("every_steps", "resume", "saved", "code", "words"),
     [
-        (5, "auto", 75, "stopped after step 7; the same command goes on from its checkpoint;"),
-        (5, "never", 130, "stopped after step 7; go on from its checkpoint with trainer.resume=/runs/calc-2;"),
-        (0, "auto", 130, "stopped after step 7 without a checkpoint (checkpoint.every_steps is 0);"),
+        (5, "auto", [5, 7], 75, "stopped after step 7; the same command goes on from the checkpoint after step 7;"),
+        (5, "auto", [5], 75, "stopped after step 7; the same command goes on from the checkpoint after step 5;"),
+        (
+            5,
+            "auto",
+            [],
+            75,
+            "stopped after step 7; the same command goes on from the beginning: it has no checkpoint yet;",
+        ),
+        (
+            5,
+            "never",
+            [7],
+            130,
+            "stopped after step 7; go on from the checkpoint after step 7 with trainer.resume={run};",
+        ),
+        (5, "never", [], 130, "stopped after step 7, before its first checkpoint;"),
+        (0, "auto", [], 130, "stopped after step 7 without a checkpoint (checkpoint.every_steps is 0);"),
     ],
 )
 def test_only_a_run_that_would_go_on_asks_for_the_same_command(
-    tmp_path: Path, every_steps: int, resume: str, code: int, words: str
+    tmp_path: Path, every_steps: int, resume: str, saved: list[int], code: int, words: str
 ) -> None:
     config = _config(tmp_path)
     config.checkpoint.every_steps, config.trainer.resume = every_steps, resume
-    assert _stopped(config, TrainResult(7, None, None, is_stopped=True), Path("/runs/calc-2")) == Outcome(words, code)
     early = TrainResult(0, None, None, is_stopped=True)
-    assert _stopped(config, early, Path("/runs/calc-2")) == Outcome("stopped before the first step;", code)
+    assert _stopped(config, early, tmp_path) == Outcome("stopped before the first step;", code)
+    folder = CheckpointFolder(tmp_path / "checkpoints", keep=2)
+    for step in saved:
+        folder.begin(step)
+        folder.complete(step, {})
+    outcome = _stopped(config, TrainResult(7, None, None, is_stopped=True), tmp_path)
+    assert outcome == Outcome(words.format(run=tmp_path), code)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +157,18 @@ def test_a_finished_run_is_not_started_again(tmp_path: Path) -> None:
     assert _is_trained(config, done)
     config.trainer.num_steps = 21
     assert not _is_trained(config, done)
+
+
+def test_a_checkpoint_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    config = _config(tmp_path)
+    (tmp_path / "file").touch()
+    config.checkpoint.folder = str(tmp_path / "file" / "checkpoints")
+    _make_checkpoints_folder(config, tmp_path)  # not needed, so not made
+    config.checkpoint.every_steps = 1
+    with pytest.raises(
+        ConfigError, match=r"^checkpoint\.folder: .*/checkpoints cannot be made .*; choose another folder$"
+    ):
+        _make_checkpoints_folder(config, tmp_path)
 
 
 class FakeActor:

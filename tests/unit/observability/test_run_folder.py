@@ -34,6 +34,22 @@ def test_a_damaged_line_is_refused_by_its_place(tmp_path: Path) -> None:
         open_run(path).metrics()
 
 
+@pytest.mark.parametrize("line", [b"\xff\xfe", b'{"step": 1e400}'])
+def test_bytes_that_are_no_text_and_steps_that_are_no_number_are_damage_too(tmp_path: Path, line: bytes) -> None:
+    path = write_run(tmp_path, num_steps=1)
+    (path / "metrics.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(DataError, match=r"metrics.jsonl:1: got .*, expected a JSON object with a step"):
+        open_run(path).metrics()
+
+
+@pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe", b"just text", b""])
+def test_a_damaged_configuration_is_refused_by_its_file(tmp_path: Path, content: bytes) -> None:
+    path = write_run(tmp_path, num_steps=1)
+    (path / "config.resolved.yaml").write_bytes(content)
+    with pytest.raises(DataError, match=r"config\.resolved\.yaml: is no YAML with sections, .*; was it damaged"):
+        open_run(path).config()
+
+
 def test_values_that_are_not_finite_are_none(tmp_path: Path) -> None:
     path = write_run(tmp_path, num_steps=1)
     with (path / "metrics.jsonl").open("a") as file:

@@ -413,6 +413,11 @@ def test_a_damaged_checkpoint_is_explained(tmp_path: Path, damage: Callable[[Pat
             ("trainer.resume=no/run",),
             "trainer.resume: got no/run, expected auto, never, or the folder of a checkpoint or of a run; there is no such folder",
         ),
+        (("runs_dir=rewards.py/runs",), "rewards.py is a file: correct the path"),
+        (
+            ("checkpoint.folder=rewards.py", "checkpoint.every_steps=1"),
+            "got rewards.py, expected a folder, or the name of one to make;",
+        ),
         (("reward.function=no.py:score",), "no.py is no file; correct the path"),
         (("reward.function=rewards.py:points",), "defines no function 'points' (functions: score); correct the name"),
     ],

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -173,8 +174,12 @@ def test_files_that_cannot_be_understood_are_refused(tmp_path: Path, capsys: pyt
     path.write_bytes(b"PAR1")
     with pytest.raises(DataError, match="expected a replay file"):
         read_step(path)
-    with pytest.raises(DataError, match="expected a replay file"):
-        read_step(tmp_path / "missing.parquet")
+    pq.write_table(pa.table({"step": [1]}), path)
+    with pytest.raises(DataError, match=r"parquet without the metadata hybridrl\.replay, expected a replay file"):
+        read_step(path)
+    for place in (tmp_path / "missing.parquet", tmp_path):
+        with pytest.raises(DataError, match=f"{place}: is no file, expected a replay file"):
+            read_step(place)
 
 
 def test_a_step_that_is_not_chosen_writes_nothing(tmp_path: Path) -> None:

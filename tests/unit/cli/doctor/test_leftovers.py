@@ -82,5 +82,21 @@ def test_a_segment_that_is_removed_meanwhile_is_no_error(folders: Path) -> None:
     assert found(folders)["shared memory segments"].verdict is Verdict.OK
 
 
+def test_segments_of_samplers_are_among_them_in_words_that_a_shell_does_not_expand(folders: Path) -> None:
+    dead = folders / "shm" / "vllm_dist_ff82-tp:0-[0-1]-cpushm_0"
+    dead.write_bytes(bytes(mmap.PAGESIZE))
+    finding = found(folders, proc=Path("/proc"))["shared memory segments"]
+    assert finding.advice.startswith(f"rm '{dead}', unless")
+
+
+def test_a_process_that_maps_a_file_whose_name_is_no_text_is_looked_at_like_others(folders: Path) -> None:
+    live = folders / "shm" / "hybridrl-live-0"
+    live.write_bytes(bytes(mmap.PAGESIZE))
+    maps = folders / "proc" / "7" / "maps"
+    maps.parent.mkdir(parents=True)
+    maps.write_bytes(b"0-1 r-xp 0 0:0 1 /b\xc3\n0-1 rw-s 0 0:0 2 " + bytes(live) + b"\n")
+    assert found(folders, proc=folders / "proc")["shared memory segments"].verdict is Verdict.OK
+
+
 def test_the_processes_of_this_machine_are_listed() -> None:
     assert any("pytest" in process.command for process in running_processes())
