@@ -8,8 +8,9 @@
 Limit: `trainer.hang_timeout_s` in steps. While a role starts, and before and after the steps, ranks load or write whole checkpoints and vLLM
 compiles, which no heartbeat shows: there it is what `trainer.startup_timeout_s` allows.
 
-Invariants: every wait is bounded; what holds the run, such as a file system, may hold the look at its processes too. A main thread that does not react within `_REACT_S`, or does not get the run down within `_CLEAN_UP_S`, is
-ended with the whole process, and with the exit code that the error would have had.
+Invariants: every wait is bounded; what holds the run, such as a file system, may hold the look at its processes too. A main thread that
+does not react within `_REACT_S`, or does not get the run down within `_CLEAN_UP_S`, is ended with the whole process, and with the exit code
+that the error would have had.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hybridrl.config.schema import TrainerConfig
 from hybridrl.errors import HangError
 from hybridrl.observability import stacks
 from hybridrl.observability.hang_report import write_report
-from hybridrl.observability.hang_verdict import CONTROLLER, verdict
+from hybridrl.observability.hang_verdict import CONTROLLER, headline, verdict
 from hybridrl.observability.heartbeat import HEARTBEAT, Identity
 from hybridrl.roles.deadline import inner_s
 from hybridrl.roles.group import pending_calls
@@ -153,10 +154,8 @@ class HangWatch:
         look.join(_LOOK_S)
         if found:
             return found[0]
-        return HangError(
-            f"hang in phase {' and '.join(self._phases()) or 'none'}: no progress for {seconds:.0f} s; looking at the processes gave no "
-            f"answer within {_LOOK_S:g} s: perhaps a file system that does not answer holds them all"
-        )
+        unseen = f"looking at the processes gave no answer within {_LOOK_S:g} s: perhaps a file system that does not answer holds them all"
+        return HangError(headline(self._phases(), seconds, unseen))
 
     def _look(self, seconds: float) -> HangError:
         reports, pending, phases = self.nodes.collect(_COLLECT_S), pending_calls(), self._phases()

@@ -222,20 +222,20 @@ def _is_trained(config: ExperimentConfig, found: Found) -> bool:
 
 def _stopped(config: ExperimentConfig, result: TrainResult, run_dir: Path) -> Outcome:
     """Say how to go on; the exit code asks for the same command again only where that would go on."""
+    code = EXIT_GO_ON if _goes_on(config) else EXIT_INTERRUPTED
     if not result.num_steps:  # asked while roles started
-        return Outcome("stopped before the first step;", EXIT_GO_ON if _goes_on(config) else EXIT_INTERRUPTED)
-    after = f"stopped after step {result.num_steps}"
+        return Outcome("stopped before the first step;", code)
+    return Outcome(f"stopped after step {result.num_steps}{_how_to_go_on(config, run_dir)};", code)
+
+
+def _how_to_go_on(config: ExperimentConfig, run_dir: Path) -> str:
     if not config.checkpoint.every_steps:
-        return Outcome(f"{after} without a checkpoint (checkpoint.every_steps is 0);", EXIT_INTERRUPTED)
+        return " without a checkpoint (checkpoint.every_steps is 0)"
     saved = find_checkpoints(checkpoints_folder(config, run_dir)).complete
-    where = (
-        f"the checkpoint after step {saved[0].manifest.step}" if saved else "the beginning: it has no checkpoint yet"
-    )
-    if config.trainer.resume == RESUME_AUTO:
-        return Outcome(f"{after}; the same command goes on from {where};", EXIT_GO_ON)
-    if not saved:
-        return Outcome(f"{after}, before its first checkpoint;", EXIT_INTERRUPTED)
-    return Outcome(f"{after}; go on from {where} with trainer.resume={run_dir};", EXIT_INTERRUPTED)
+    where = f"the checkpoint after step {saved[0].manifest.step}" if saved else ""
+    if _goes_on(config):
+        return f"; the same command goes on from {where or 'the beginning: it has no checkpoint yet'}"
+    return f"; go on from {where} with trainer.resume={run_dir}" if where else ", before its first checkpoint"
 
 
 def _goes_on(config: ExperimentConfig) -> bool:

@@ -119,7 +119,12 @@ def verdict(
     """
     cause, text = _cause([standpoint(report) for report in reports], pending)
     calls = [call.phase for call in pending if not cause or any(_is_of(report, call) for report in cause)]
-    place = f"in phase {_joined(calls or phases)}" if calls or phases else "between phases"
+    return headline(calls or phases, seconds, text)
+
+
+def headline(phases: Sequence[str], seconds: float, text: str) -> str:
+    """Return where a run hangs, since when, and what is known of it."""
+    place = f"in phase {_joined(phases)}" if phases else "between phases"
     return f"hang {place}: no progress for {seconds:.0f} s; {text}"
 
 

@@ -21,6 +21,7 @@ import torch
 from hybridrl.errors import ReshardError
 from hybridrl.layout.box import DType
 from hybridrl.layout.checkpoint import FileTensor, checkpoint_shard_map, read_checkpoint_index, safetensors_header
+from hybridrl.layout.families import read_hf_config
 from hybridrl.layout.model import ModelSpec
 from hybridrl.layout.shard import LocalTensor, ShardMap
 from hybridrl.reshard import ops
@@ -65,7 +66,7 @@ def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Pa
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     copy_companions(copy_from, partial)
-    config = json.loads((copy_from / "config.json").read_text(encoding="utf-8"))
+    config = read_hf_config(copy_from)
     text = json.dumps(_exported_config(config, spec, dtype), indent=2) + "\n"
     (partial / "config.json").write_text(text, encoding="utf-8")
     files = _assign_files(spec, dtype)

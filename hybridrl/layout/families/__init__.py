@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hybridrl.errors import LayoutError
 from hybridrl.layout.families import deepseek, glm4, gpt_oss, llama, mixtral, qwen2, qwen3
@@ -70,7 +71,7 @@ def read_model_spec(folder: Path) -> ModelSpec:
     return model_spec(read_hf_config(folder), str(folder / _CONFIG))
 
 
-def read_hf_config(folder: Path) -> dict[str, object]:
+def read_hf_config(folder: Path) -> dict[str, Any]:
     """Read ``config.json`` in `folder`.
 
     Raises:
@@ -78,7 +79,7 @@ def read_hf_config(folder: Path) -> dict[str, object]:
     """
     path = folder / _CONFIG
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as e:
         raise LayoutError(f"{path}: no such file; expected a Hugging Face checkpoint folder") from e
     except ValueError as e:
