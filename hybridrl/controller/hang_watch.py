@@ -34,7 +34,7 @@ from hybridrl.observability.hang_report import write_report
 from hybridrl.observability.hang_verdict import CONTROLLER, headline, verdict
 from hybridrl.observability.heartbeat import HEARTBEAT, Identity
 from hybridrl.roles.deadline import inner_s
-from hybridrl.roles.group import pending_calls
+from hybridrl.roles.group import Calls, Observe, unobserved
 from hybridrl.roles.node_watch import NodeWatches
 
 _LOOKS_PER_LIMIT = 20
@@ -52,17 +52,25 @@ class HangWatch:
         run_dir: Gets ``hang/`` with the stacks.
         phases: Returns the phases that the controller is in.
         exit_code: Of the process when the main thread cannot be brought to end it.
+        observe: Told of every answer of a rank or replica.
 
     Attributes:
         session: What the run's processes show their heartbeats under.
         nodes: Told where they are.
+        calls: Told what the controller waits for.
     """
 
     def __init__(
-        self, timeouts: TrainerConfig, run_dir: Path, phases: Callable[[], Sequence[str]], exit_code: int
+        self,
+        timeouts: TrainerConfig,
+        run_dir: Path,
+        phases: Callable[[], Sequence[str]],
+        exit_code: int,
+        observe: Observe = unobserved,
     ) -> None:
         self.session = uuid.uuid4().hex[:12]
         self.nodes = NodeWatches(self.session)
+        self.calls = Calls(observe)
         self._timeouts = timeouts
         self._run_dir = run_dir
         self._phases = phases
@@ -118,7 +126,7 @@ class HangWatch:
             self._is_in_steps = False
 
     def _limit_s(self) -> float:
-        is_starting = any(call.phase == "start" for call in pending_calls())
+        is_starting = any(call.phase == "start" for call in self.calls.pending())
         if self._is_in_steps and not is_starting:
             return self._timeouts.hang_timeout_s
         return inner_s(self._timeouts.startup_timeout_s)
@@ -158,7 +166,7 @@ class HangWatch:
         return HangError(headline(self._phases(), seconds, unseen))
 
     def _look(self, seconds: float) -> HangError:
-        reports, pending, phases = self.nodes.collect(_COLLECT_S), pending_calls(), self._phases()
+        reports, pending, phases = self.nodes.collect(_COLLECT_S), self.calls.pending(), self._phases()
         sentence = verdict(reports, pending, phases, seconds)
         try:
             where = f"are in {write_report(self._run_dir / 'hang', sentence, reports)}"

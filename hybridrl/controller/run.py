@@ -79,7 +79,7 @@ def train(config: ExperimentConfig) -> int:
         with (
             _hang_watch(config, recorder, EXIT_GO_ON if _goes_on(config) else EXIT_FAILED) as watch,
             contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts, watch.session)) as parts,
-            start_roles(config, recorder.run_dir, first, watch, recorder.timeline.add) as roles,
+            start_roles(config, recorder.run_dir, first, watch) as roles,
         ):
             rollout = RecoveringRollout(roles.rollout, roles.weight_sync, config.rollout.max_restarts, recorder.status)
             model = roles.models.reward_model
@@ -260,7 +260,7 @@ def _told_how_to_go_on(config: ExperimentConfig) -> Iterator[None]:
 
 
 def _hang_watch(config: ExperimentConfig, recorder: RunRecorder, exit_code: int) -> HangWatch:
-    return HangWatch(config.trainer, recorder.run_dir, recorder.running_phases, exit_code)
+    return HangWatch(config.trainer, recorder.run_dir, recorder.running_phases, exit_code, recorder.timeline.add)
 
 
 def _summary(result: TrainResult) -> str:

@@ -24,7 +24,6 @@ from hybridrl.layout.shard import ShardMap
 from hybridrl.layout.value_model import read_value_model_spec
 from hybridrl.reshard.transports import remove_leftovers
 from hybridrl.roles.future import wait_all, wait_for
-from hybridrl.roles.group import Observe, unobserved
 from hybridrl.roles.megatron_policy import MegatronActor, MegatronPolicy
 from hybridrl.roles.megatron_pool import MegatronPool
 from hybridrl.roles.megatron_state import MegatronState
@@ -72,15 +71,13 @@ def start_roles(
     run_dir: Path,
     probe_token_ids: Sequence[int],
     watch: HangWatch,
-    observe: Observe = unobserved,
 ) -> Iterator[Roles]:
     """Start Megatron ranks and replicas at the same time and connect them; end them all with the context.
 
     Args:
         run_dir: Gets the logs of worker processes after an error.
         probe_token_ids: Of the probe prompt (``probe.py``).
-        watch: Raises its verdict out of the context.
-        observe: Told of every answer of a rank or replica.
+        watch: Raises its verdict out of the context, and knows the calls.
 
     Raises:
         EngineError: A rank did not start; names role, rank and phase.
@@ -90,10 +87,10 @@ def start_roles(
     placed = place_pools(config, roles, config.rollout.num_replicas)
     with sync_session() as session, _pools(config, placed, run_dir, watch) as pools:
         name, profile = config.placement.rollout, profile_launch(config.profile, run_dir)
-        rollout = _rollout(config, placed[name], pools[name], watch.session, observe, profile)
+        rollout = _rollout(config, placed[name], pools[name], watch, profile)
         num_steps = config.trainer.num_steps - (config.critic.warmup_steps if config.algorithm.needs_values else 0)
         num_updates = num_steps * config.algorithm.updates_per_step
-        ranks = _megatron_pools(config, roles, placed, pools, num_updates, watch.session, observe, profile)
+        ranks = _megatron_pools(config, roles, placed, pools, num_updates, watch, profile)
         try:
             with watch.raised():
                 rollout_maps = rollout.start()
@@ -124,7 +121,7 @@ def start_actor(config: ExperimentConfig, num_updates: int, run_dir: Path, watch
     roles = megatron_roles(config)[:1]
     placed = place_pools(config, roles, num_replicas=0)
     with _pools(config, placed, run_dir, watch) as pools:
-        ranks = _megatron_pools(config, roles, placed, pools, num_updates, watch.session)
+        ranks = _megatron_pools(config, roles, placed, pools, num_updates, watch)
         (pool,) = ranks.values()
         try:
             with watch.raised():
@@ -189,8 +186,7 @@ def _rollout(
     config: ExperimentConfig,
     placed: PoolPlacement,
     pool: ResourcePool,
-    session: str,
-    observe: Observe,
+    watch: HangWatch,
     profile: ProfileLaunch | None,
 ) -> RolloutReplicas:
     launch = RolloutLaunch(
@@ -200,10 +196,10 @@ def _rollout(
         config.data.task,
         config.seed,
         records_routing=config.actor.router_replay is RouterReplay.R3,
-        session=session,
+        session=watch.session,
         profile=profile,
     )
-    return RolloutReplicas(pool, placed.replicas, launch, timeouts=config.trainer, observe=observe)
+    return RolloutReplicas(pool, placed.replicas, launch, timeouts=config.trainer, calls=watch.calls)
 
 
 def _megatron_pools(
@@ -212,8 +208,7 @@ def _megatron_pools(
     placed: Mapping[str, PoolPlacement],
     pools: Mapping[str, ResourcePool],
     num_updates: int,
-    session: str,
-    observe: Observe = unobserved,
+    watch: HangWatch,
     profile: ProfileLaunch | None = None,
 ) -> dict[str, MegatronPool]:
     """Start the processes of all pools at once, which takes seconds for each."""
@@ -221,9 +216,9 @@ def _megatron_pools(
         name: MegatronPool(
             pools[name],
             placed[name].ranks,
-            replace(megatron_launch(config, members, num_updates), session=session, profile=profile),
+            replace(megatron_launch(config, members, num_updates), session=watch.session, profile=profile),
             timeouts=config.trainer,
-            observe=observe,
+            calls=watch.calls,
         )
         for name, members in by_pool(roles).items()
     }

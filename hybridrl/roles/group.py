@@ -27,6 +27,30 @@ def unobserved(role: str, rank: str, phase: str, start_s: float, end_s: float) -
     """Let an answer pass."""
 
 
+class Calls:
+    """The calls that the groups of one run have made.
+
+    Args:
+        observe: Told of every answer.
+    """
+
+    def __init__(self, observe: Observe = unobserved) -> None:
+        self.observe = observe
+        self._futures: weakref.WeakSet[RoleFuture[Any]] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def add(self, future: RoleFuture[Any]) -> None:
+        """Know of a call, for as long as somebody may ask for its answer."""
+        with self._lock:
+            self._futures.add(future)
+
+    def pending(self) -> list[PendingCall]:
+        """Return what is not answered."""
+        with self._lock:
+            futures = list(self._futures)
+        return [call for future in futures for call in future.pending()]
+
+
 class RoleGroup:
     """The ranks of one role.
 
@@ -35,7 +59,7 @@ class RoleGroup:
         actors: One handle per rank.
         dp_ranks: Data-parallel rank of each rank.
         ranks: What errors call each rank; None numbers them from 0.
-        observe: Told of every answer.
+        calls: Of the run; None for a group by itself.
         is_replaceable: Whether a rank that died can be started again by itself.
     """
 
@@ -45,7 +69,7 @@ class RoleGroup:
         actors: Sequence[ActorHandle[Any]],
         dp_ranks: Sequence[int],
         ranks: Sequence[int] | None = None,
-        observe: Observe = unobserved,
+        calls: Calls | None = None,
         *,
         is_replaceable: bool = False,
     ) -> None:
@@ -53,7 +77,7 @@ class RoleGroup:
         self.role = role
         self.dp_ranks = tuple(dp_ranks)
         self.ranks = tuple(range(len(actors)) if ranks is None else ranks)
-        self.observe = observe
+        self.calls = calls or Calls()
         self.is_replaceable = is_replaceable
         self._actors = list(actors)
 
@@ -80,13 +104,6 @@ class RoleGroup:
             ray.kill(actor)
 
 
-def pending_calls() -> list[PendingCall]:
-    """Return what has been called and not answered, by every group of this process."""
-    with _futures_lock:
-        futures = list(_futures)
-    return [call for future in futures for call in future.pending()]
-
-
 class RoleFuture(Generic[T]):
     """See :class:`hybridrl.roles.future.Future`; made by :meth:`RoleGroup.call`."""
 
@@ -103,8 +120,7 @@ class RoleFuture(Generic[T]):
         self._pending = list(refs)
         self._answers: dict[int, Any] = {}
         self._failures: list[Failure] = []
-        with _futures_lock:
-            _futures.add(self)
+        group.calls.add(self)
 
     def poll(self, wait_s: float) -> bool:
         """Take in answers until all are there, one more failed, or `wait_s` has passed; return whether none is pending."""
@@ -141,7 +157,8 @@ class RoleFuture(Generic[T]):
     def _take(self, ref: Any) -> None:
         HEARTBEAT.advance()
         rank, group = self._ranks[ref], self._group
-        group.observe(group.role, f"rank {group.ranks[rank]}", self._phase, self._called_at, time.perf_counter())
+        answered_at = time.perf_counter()
+        group.calls.observe(group.role, f"rank {group.ranks[rank]}", self._phase, self._called_at, answered_at)
         try:
             self._answers[rank] = ray.get(ref)
         except RayTaskError as e:
@@ -161,7 +178,3 @@ class RoleFuture(Generic[T]):
     def _fail(self, rank: int, kind: FailureKind, text: str) -> None:
         group, can_restart = self._group, self._group.is_replaceable and kind is FailureKind.DIED
         self._failures.append(Failure(group.role, group.ranks[rank], self._phase, kind, text, can_restart))
-
-
-_futures_lock = threading.Lock()
-_futures: weakref.WeakSet[RoleFuture[Any]] = weakref.WeakSet()

@@ -19,7 +19,7 @@ from hybridrl.layout.parallel import parallel_sizes
 from hybridrl.layout.roles import ModelRole
 from hybridrl.roles.dispatch import broadcast, rows_of_dp_ranks, scatter_dp
 from hybridrl.roles.future import Future, wait_for
-from hybridrl.roles.group import Observe, RoleGroup, unobserved
+from hybridrl.roles.group import Calls, RoleGroup
 from hybridrl.roles.megatron_launch import MegatronLaunch
 from hybridrl.roles.megatron_worker import MegatronWorker
 from hybridrl.roles.placement import Slot
@@ -34,7 +34,7 @@ class MegatronPool:
     Args:
         slots: One per rank.
         timeouts: Bounds on start, forward passes and updates.
-        observe: Told of every answer of a rank.
+        calls: Of the run.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class MegatronPool:
         launch: MegatronLaunch,
         *,
         timeouts: TrainerConfig,
-        observe: Observe = unobserved,
+        calls: Calls | None = None,
     ) -> None:
         sizes = parallel_sizes(launch.parallel)
         assert len(slots) == sizes.world_size, (len(slots), sizes)
@@ -55,8 +55,8 @@ class MegatronPool:
             pool.start_actor(MegatronWorker, slot, rank, launch, python=launch.python(rank))
             for rank, slot in enumerate(slots)
         ]
-        self._observe = observe
-        self._group = RoleGroup(launch.roles, self._actors, self._dp_ranks, observe=observe)
+        self._calls = calls
+        self._group = RoleGroup(launch.roles, self._actors, self._dp_ranks, calls=calls)
 
     def rendezvous(self) -> tuple[str, int]:
         """Return the address of rank 0's host and a free port there."""
@@ -73,7 +73,7 @@ class MegatronPool:
 
     def group(self, role: ModelRole) -> RoleGroup:
         """Return the ranks under the name of one of their roles."""
-        return RoleGroup(role.value, self._actors, self._dp_ranks, observe=self._observe)
+        return RoleGroup(role.value, self._actors, self._dp_ranks, calls=self._calls)
 
     def begin_profile(self, step: int) -> Future[None]:
         """Profile the calls of a step on the ranks that are profiled."""

@@ -25,7 +25,7 @@ from hybridrl.roles.deadline import inner_s
 from hybridrl.roles.descendants import Descent
 from hybridrl.roles.dispatch import broadcast, per_rank
 from hybridrl.roles.future import Future, wait_for
-from hybridrl.roles.group import Observe, RoleGroup, unobserved
+from hybridrl.roles.group import Calls, RoleGroup
 from hybridrl.roles.placement import Slot
 from hybridrl.roles.resources import ResourcePool
 from hybridrl.roles.rollout_replica import ROLE, RolloutLaunch, RolloutReplica
@@ -48,7 +48,7 @@ class RolloutReplicas:
         launch: RolloutLaunch,
         *,
         timeouts: TrainerConfig,
-        observe: Observe = unobserved,
+        calls: Calls | None = None,
     ) -> None:
         self._pool = pool
         self._slots = tuple(slots)
@@ -56,7 +56,7 @@ class RolloutReplicas:
         self._maps: dict[int, list[ShardMap]] = {}
         self._descents: dict[int, ray.ObjectRef[Descent]] = {}
         self._predecessors: defaultdict[int, list[Descent]] = defaultdict(list)
-        self._observe = observe
+        self._calls = calls
         self._rollout: RolloutConfig = launch.rollout
         self._seed = launch.seed
         self._timeouts = timeouts
@@ -194,7 +194,7 @@ class RolloutReplicas:
     def _grouped(self, replicas: Sequence[int], *, is_replaceable: bool = True) -> RoleGroup:
         can_restart = is_replaceable and self._rollout.max_restarts > 0
         actors, dp_ranks = [self._actors[replica] for replica in replicas], range(len(replicas))
-        return RoleGroup(ROLE, actors, dp_ranks, replicas, self._observe, is_replaceable=can_restart)
+        return RoleGroup(ROLE, actors, dp_ranks, replicas, self._calls, is_replaceable=can_restart)
 
 
 def _concatenate(parts: list[list[Any]]) -> list[Any]:

@@ -18,7 +18,7 @@ from hybridrl.errors import HangError
 from hybridrl.observability import stacks
 from hybridrl.observability.heartbeat import Identity
 from hybridrl.observability.stacks import ProcessReport
-from hybridrl.roles.group import RoleFuture, RoleGroup, pending_calls
+from hybridrl.roles.group import Calls, RoleFuture, RoleGroup
 
 LIMIT_S = 0.4
 STARTUP_S = 2.0
@@ -120,8 +120,8 @@ def test_outside_the_steps_and_while_a_role_starts_the_limit_is_that_of_a_start(
     with pytest.raises(HangError), watch(tmp_path, nodes) as made, made.raised():
         time.sleep(20)
     assert 0.9 * STARTUP_S <= time.monotonic() - started < STARTUP_S + 1.5
-    starting = _future("start")
     with watch(tmp_path, nodes) as made, made.raised(), made.steps():
+        starting = _future("start", made.calls)
         time.sleep(2 * LIMIT_S)
         assert starting.pending()
 
@@ -138,17 +138,29 @@ def test_the_watch_ends_with_its_context(tmp_path: Path) -> None:
 
 
 def test_calls_that_are_not_answered_are_known() -> None:
-    future = _future("update")
-    assert [(call.role, call.rank, call.phase) for call in pending_calls() if call.phase == "update"] == [
+    calls = Calls()
+    future = _future("update", calls)
+    assert [(call.role, call.rank, call.phase) for call in calls.pending()] == [
         ("actor", 4, "update"),
         ("actor", 5, "update"),
     ]
     del future
-    assert not [call for call in pending_calls() if call.phase == "update"]
+    assert not calls.pending()
 
 
-def _future(phase: str) -> RoleFuture[object]:
-    group = RoleGroup("actor", [None, None], [0, 0], [4, 5])  # type: ignore[list-item]
+def test_what_another_run_of_the_process_left_unanswered_is_nobodys_business(tmp_path: Path) -> None:
+    left = [_future(phase, Calls()) for phase in ("start", "update")]
+    nodes, started = FakeNodes(lambda seconds: 0), time.monotonic()
+    with pytest.raises(HangError) as caught, watch(tmp_path, nodes) as made, made.raised(), made.steps():
+        open_call = _future("train", made.calls)
+        time.sleep(20)
+    assert time.monotonic() - started < STARTUP_S
+    assert str(caught.value).startswith("hang in phase train: no progress")
+    assert all(future.pending() for future in (open_call, *left))
+
+
+def _future(phase: str, calls: Calls) -> RoleFuture[object]:
+    group = RoleGroup("actor", [None, None], [0, 0], [4, 5], calls)  # type: ignore[list-item]
     return RoleFuture(group, phase, [object(), object()], list, 100.0)
 
 
