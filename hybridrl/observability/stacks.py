@@ -12,9 +12,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from hybridrl.observability.heartbeat import PAGE_BYTES, STACKS_SIGNAL, Identity, read_page
 
@@ -22,9 +24,13 @@ _PROC = Path("/proc")
 _QUIET_S = 0.3
 _POLL_S = 0.05
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
-_STOPPED = {"T": "stopped by a signal", "t": "stopped by a debugger"}
-STATES = _STOPPED | {"D": "in a system call that cannot be interrupted", "Z": "dead"}
-"""The kernel's letters for processes that cannot answer."""
+_STOPPED = {psutil.STATUS_STOPPED: "stopped by a signal", psutil.STATUS_TRACING_STOP: "stopped by a debugger"}
+STATES = _STOPPED | {
+    psutil.STATUS_DISK_SLEEP: "in a system call that cannot be interrupted",
+    psutil.STATUS_ZOMBIE: "dead",
+    psutil.STATUS_DEAD: "dead",
+}
+"""What psutil's states of processes that cannot answer mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ class ProcessReport:
     """A process at one moment.
 
     Attributes:
-        state: The kernel's letter.
+        state: psutil's name for what the kernel has it in.
         doing: What it says that it works on.
         stacks: Of every thread, that of the main thread last; None when it did not answer.
     """
@@ -93,7 +99,7 @@ def collect(session: str, timeout_s: float, pid: int | None = None) -> list[Proc
         for found, (start, num_bytes, since) in list(waiting.items()):
             if (now := _size(found) - start) != num_bytes:
                 waiting[found] = start, now, time.monotonic()
-            elif is_late or (num_bytes and time.monotonic() - since > _QUIET_S) or _status(found.pid)[0] in _STOPPED:
+            elif is_late or (num_bytes and time.monotonic() - since > _QUIET_S) or _state(found.pid) in _STOPPED:
                 reports.append(_report(found, start))
                 del waiting[found]
         time.sleep(_POLL_S)
@@ -103,14 +109,14 @@ def collect(session: str, timeout_s: float, pid: int | None = None) -> list[Proc
 def kill(session: str, spare: Sequence[int] = ()) -> None:
     """End every process of a run on this node and its children, also stopped ones; those in `spare` and their other children stay."""
     roots = {found.pid for found in _find(session)} - set(spare)
-    for pid in (*roots, *_descendants(roots)):
+    for pid in roots | {child.pid for root in roots for child in _descendants(root)}:
         _signal(pid, signal.SIGKILL)
 
 
 def kill_children(pid: int) -> None:
     """End all that a process has started, and what those have."""
-    for child in _descendants({pid}):
-        _signal(child, signal.SIGKILL)
+    for child in _descendants(pid):
+        _signal(child.pid, signal.SIGKILL)
 
 
 def parse_stacks(text: str) -> tuple[Stack, ...]:
@@ -130,35 +136,39 @@ def _report(found: _Found, start: int) -> ProcessReport:
     with contextlib.suppress(OSError), found.file.open("rb") as file:
         file.seek(start)
         text = file.read().decode(errors="replace")
-    return ProcessReport(found.identity, found.pid, _status(found.pid)[0], _page(found)[1], parse_stacks(text) or None)
+    return ProcessReport(found.identity, found.pid, _state(found.pid), _page(found)[1], parse_stacks(text) or None)
 
 
 def _stopped_children(parents: Sequence[_Found]) -> list[ProcessReport]:
     own, reports = {parent.pid for parent in parents}, []
     for parent in parents:
-        for pid in _descendants({parent.pid}) - own:
-            if (state := _status(pid)[0]) in _STOPPED:
-                identity = replace(parent.identity, part=f"child {_title(pid)}")
-                reports.append(ProcessReport(identity, pid, state))
+        for child in _descendants(parent.pid):
+            if child.pid not in own and (state := _state(child.pid)) in _STOPPED:
+                identity = replace(parent.identity, part=f"child {_title(child)}")
+                reports.append(ProcessReport(identity, child.pid, state))
     return reports
 
 
-def _descendants(roots: Set[int]) -> set[int]:
-    parents = {pid: _status(pid)[1] for pid in _pids()}
-    found: set[int] = set()
-    while more := {pid for pid, parent in parents.items() if parent in roots | found} - found:
-        found |= more
-    return found - roots
+def _descendants(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):  # gone by now
+        return psutil.Process(pid).children(recursive=True)
+    return []
 
 
-def _title(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return (_PROC / str(pid) / "cmdline").read_text(errors="replace").split("\0")[0].strip() or str(pid)
-    return str(pid)
+def _title(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return next(iter(process.cmdline()), str(process.pid))
+    return str(process.pid)
+
+
+def _state(pid: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status()
+    return psutil.STATUS_DEAD
 
 
 def _find(session: str, only: int | None = None) -> Iterator[_Found]:
-    for pid in _pids() if only is None else [only]:
+    for pid in psutil.pids() if only is None else [only]:
         with contextlib.suppress(OSError):  # another user's, or gone by now
             for file in (_PROC / str(pid) / "fd").iterdir():
                 name = str(file.readlink()).removeprefix("/memfd:").removesuffix(" (deleted)")
@@ -166,10 +176,6 @@ def _find(session: str, only: int | None = None) -> Iterator[_Found]:
                 if identity is not None and identity.session == session:
                     yield _Found(identity, pid, file)
                     break
-
-
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
 
 
 def _page(found: _Found) -> tuple[int, str]:
@@ -185,15 +191,6 @@ def _size(found: _Found) -> int:
         return found.file.stat().st_size
     except OSError:
         return 0
-
-
-def _status(pid: int) -> tuple[str, int]:
-    """Return a process's state and its parent; it is dead when it is gone."""
-    try:
-        state, parent = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(") ")[2].split()[:2]
-    except OSError:
-        return "Z", 0
-    return state, int(parent)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

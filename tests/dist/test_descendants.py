@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from hybridrl.roles.descendants import Descent, end_descendants
+from tests.processes import is_running
 
 LEADER = """
 import subprocess, sys, time
@@ -38,23 +39,17 @@ def orphan() -> Iterator[tuple[Descent, psutil.Process]]:
         child.kill()
 
 
-def _is_running(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def test_what_does_not_end_in_time_is_killed(orphan: tuple[Descent, psutil.Process]) -> None:
     descent, child = orphan
     assert os.getpgid(child.pid) == descent.group != os.getpgid(0)
     end_descendants([descent], "here", grace_s=0.3)
-    assert not _is_running(child)
+    assert not is_running(child.pid)
 
 
 def test_a_group_of_another_node_is_left_alone(orphan: tuple[Descent, psutil.Process]) -> None:
     descent, child = orphan
     end_descendants([descent], "elsewhere", grace_s=0.0)
-    assert _is_running(child)
+    assert is_running(child.pid)
     child.send_signal(signal.SIGKILL)
     end_descendants([descent], "here", grace_s=60.0)
-    assert not _is_running(child)
+    assert not is_running(child.pid)

@@ -6,9 +6,9 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hybridrl.data.generation import Completion, SamplingSpec
@@ -16,6 +16,7 @@ from hybridrl.data.sample import FinishReason
 from hybridrl.errors import EngineError
 from tests.e2e.rollout_world import rollout_world
 from tests.e2e.tiny_models import save_qwen3_moe
+from tests.processes import still_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -156,19 +157,6 @@ if __name__ == "__main__":
 """
 
 
-def descendants(pid: int) -> set[int]:
-    """Return all processes below `pid`."""
-    children = {int(c) for task in Path(f"/proc/{pid}/task").iterdir() for c in (task / "children").read_text().split()}
-    return children.union(*(descendants(child) for child in children))
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_no_process_outlives_an_owner_that_is_killed(folder, tmp_path):
     script = tmp_path / "owner.py"
     script.write_text(OWNER)
@@ -177,10 +165,7 @@ def test_no_process_outlives_an_owner_that_is_killed(folder, tmp_path):
         [sys.executable, script, folder], env=environment, stdout=subprocess.PIPE, text=True
     ) as owner:
         assert owner.stdout.readline().strip() == "ready"
-        left = descendants(owner.pid)
+        left = [process.pid for process in psutil.Process(owner.pid).children(recursive=True)]
         assert len(left) >= 3, "an engine and two workers"
         owner.kill()
-        deadline = time.monotonic() + 20
-        while (alive := {pid for pid in left if is_running(pid)}) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not alive
+        assert not still_running(left, within_s=20.0)

@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hybridrl.config.schema import TrainerConfig
 from hybridrl.controller import hang_watch
 from hybridrl.controller.hang_watch import HangWatch
 from hybridrl.errors import HangError
-from hybridrl.observability import stacks
 from hybridrl.observability.heartbeat import Identity
 from hybridrl.observability.stacks import ProcessReport
 from hybridrl.roles.group import Calls, RoleFuture, RoleGroup
+from tests.processes import still_running
 
 LIMIT_S = 0.4
 STARTUP_S = 2.0
@@ -41,7 +42,7 @@ class FakeNodes:
     def collect(self, timeout_s: float) -> list[ProcessReport]:
         time.sleep(self.collecting_s)
         self.num_collected += 1
-        return [ProcessReport(Identity("fake", "actor", 1), 77, "T")]
+        return [ProcessReport(Identity("fake", "actor", 1), 77, psutil.STATUS_STOPPED)]
 
     def kill(self) -> None:
         self.is_killed = True
@@ -193,8 +194,5 @@ def test_a_main_thread_that_cannot_be_interrupted_is_ended_with_all_children(tmp
     assert ended.returncode == 75, ended.stderr
     assert "hybridrl: the run failed (HangError)\n  hang in phase reward: no progress for" in ended.stderr
     assert "controller is in `deadlock` (<string>:" in ended.stderr
-    deadline = time.monotonic() + 5.0
-    while stacks._status(int(ended.stdout))[0] != "Z":  # it takes its signal when it is next given a core
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert not still_running([int(ended.stdout)], within_s=5.0)
     assert "deadlock" in (tmp_path / "hang" / "stacks.txt").read_text()

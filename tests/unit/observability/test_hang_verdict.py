@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
+
 from hybridrl.observability.hang_report import write_report
 from hybridrl.observability.hang_verdict import PendingCall, verdict
 from hybridrl.observability.heartbeat import Identity
@@ -19,7 +21,7 @@ UPDATE = [PendingCall("actor", rank, "update") for rank in range(4)]
 WAITS = ProcessReport(
     Identity("s", "controller"),
     1,
-    "S",
+    psutil.STATUS_SLEEPING,
     stacks=(
         (Frame("/src/hybridrl/roles/group.py", 99, "poll"), Frame("/src/hybridrl/roles/future.py", 104, "wait_all")),
     ),
@@ -37,7 +39,7 @@ def collective(name: str = "all_reduce", line: int = 24) -> Stack:
 
 
 def process(
-    role: str, rank: int | None, *stacks: Stack, part: str = "", state: str = "S", doing: str = ""
+    role: str, rank: int | None, *stacks: Stack, part: str = "", state: str = psutil.STATUS_SLEEPING, doing: str = ""
 ) -> ProcessReport:
     return ProcessReport(Identity("s", role, rank, part), 100, state, doing, stacks or None)
 
@@ -57,12 +59,14 @@ def test_the_rank_outside_a_collective_is_named_with_those_inside() -> None:
 
 
 def test_a_process_that_does_not_answer_comes_before_all_others() -> None:
-    stopped = process("actor", 1, state="T")
+    stopped = process("actor", 1, state=psutil.STATUS_STOPPED)
     busy = process("rollout", 0, (*SLEEP, *RAY_CALL))
     text = sentence(process("actor", 0, collective()), stopped, busy, pending=UPDATE[:2])
     assert "; actor rank 1 is stopped by a signal, while actor rank 0 waits in all_reduce (" in text
-    assert "actor rank 1 is not answering (process state S)" in sentence(process("actor", 1))
-    assert "is in a system call that cannot be interrupted" in sentence(process("actor", 1, state="D"))
+    assert "actor rank 1 is not answering (process state sleeping)" in sentence(process("actor", 1))
+    assert "is in a system call that cannot be interrupted" in sentence(
+        process("actor", 1, state=psutil.STATUS_DISK_SLEEP)
+    )
 
 
 def test_ranks_that_are_all_in_one_collective_are_said_to_be() -> None:
@@ -125,7 +129,9 @@ def test_a_backward_pass_is_looked_for_in_the_threads_that_run_it() -> None:
 
 
 def test_a_stuck_reward_is_named_with_its_sample_in_the_controllers_phase() -> None:
-    waits = ProcessReport(WAITS.identity, 1, "S", stacks=((Frame("/src/hybridrl/rewards/score.py", 150, "_wait"),),))
+    waits = ProcessReport(
+        WAITS.identity, 1, psutil.STATUS_SLEEPING, stacks=((Frame("/src/hybridrl/rewards/score.py", 150, "_wait"),),)
+    )
     idle = (*LIBRARY_WAIT, Frame("/src/hybridrl/rewards/worker.py", 45, "main", "requests.get()"))
     reports = [
         process("reward process 0", None, (*SLEEP, *idle[1:]), doing="sample 3 of prompt calc-7"),
@@ -162,17 +168,20 @@ def test_an_engine_at_work_and_a_blocked_event_loop_are_told_from_those_that_wai
 
 def test_a_controller_that_waits_for_nobody_is_the_cause() -> None:
     tracker = Frame("/src/tracker.py", 30, "append", "client.send(metrics)")
-    stuck = ProcessReport(WAITS.identity, 1, "S", stacks=((*LIBRARY_WAIT, tracker),))
+    stuck = ProcessReport(WAITS.identity, 1, psutil.STATUS_SLEEPING, stacks=((*LIBRARY_WAIT, tracker),))
     assert verdict([stuck, process("actor", 0, RAY_IDLE)], [], (), 600) == (
         "hang between phases: no progress for 600 s; controller is in `client.send(metrics)` (/src/tracker.py:30 in append)"
     )
 
 
 def test_the_file_has_the_verdict_and_every_stack_with_its_source_and_is_not_overwritten(tmp_path: Path) -> None:
-    reports = [process("actor", 0, LIBRARY_WAIT, SLEEP, doing="a task"), process("actor", 1, state="T")]
+    reports = [
+        process("actor", 0, LIBRARY_WAIT, SLEEP, doing="a task"),
+        process("actor", 1, state=psutil.STATUS_STOPPED),
+    ]
     first = write_report(tmp_path / "hang", "the verdict", reports)
     assert first.read_text() == (
-        "the verdict\n\n==== actor rank 0 (pid 100, state S): a task\n"
+        "the verdict\n\n==== actor rank 0 (pid 100, state sleeping): a task\n"
         "-- main thread, innermost call first\n  /src/rewards.py:7 in score\n    time.sleep(3600)\n"
         "-- thread 1, innermost call first\n  /usr/lib/python3.11/threading.py:327 in wait\n    waiter.acquire()\n"
         "\n==== actor rank 1 (pid 100, stopped by a signal)\nno stacks: it does not answer\n"

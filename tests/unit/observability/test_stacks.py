@@ -10,11 +10,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hybridrl.observability import stacks
 from hybridrl.observability.heartbeat import HEARTBEAT, Identity, read_page
 from hybridrl.observability.stacks import Frame, ProcessReport, parse_stacks
+from tests.processes import still_running
 
 SESSION = "test-of-stacks"
 CHILD = f"""
@@ -80,7 +82,7 @@ def test_the_stacks_are_of_all_threads_and_the_main_one_is_last(
 
 
 def test_a_stopped_process_has_a_state_and_no_stacks(reports: dict[str, ProcessReport]) -> None:
-    assert (reports["stopped"].state, reports["stopped"].stacks) == ("T", None)
+    assert (reports["stopped"].state, reports["stopped"].stacks) == (psutil.STATUS_STOPPED, None)
 
 
 def test_a_stopped_child_that_shows_no_heartbeat_is_reported_and_ended_with_its_parent() -> None:
@@ -98,11 +100,11 @@ time.sleep(100)
         child = int(parent.stdout.readline())
         found = {str(report.identity): report.state for report in stacks.collect(f"{SESSION}-2", 5.0)}
         stacks.kill(f"{SESSION}-2")
-    assert found == {"rollout rank 0": "S", "rollout rank 0's child sleep": "T"}
-    deadline = time.monotonic() + 5.0
-    while stacks._status(child)[0] != "Z":  # it takes its signal when it is next given a core
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert found == {
+        "rollout rank 0": psutil.STATUS_SLEEPING,
+        "rollout rank 0's child sleep": psutil.STATUS_STOPPED,
+    }
+    assert not still_running([child], within_s=5.0)
 
 
 def test_what_is_hidden_is_not_found_and_counting_goes_on() -> None:
@@ -135,9 +137,13 @@ time.sleep(100)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        name, parent = Path(f"/proc/{child.pid}/stat").read_bytes(), stacks._status(child.pid)[1]
+        child.send_signal(signal.SIGSTOP)
+        HEARTBEAT.show(Identity(f"{SESSION}-5", "self"))
+        reports = {report.pid: report.state for report in stacks.collect(f"{SESSION}-5", 5.0)}
+        HEARTBEAT.hide()
+        name = Path(f"/proc/{child.pid}/stat").read_bytes()
         child.kill()
-    assert b"stage\xc3" in name and parent == os.getpid()
+    assert b"stage\xc3" in name and reports[child.pid] == psutil.STATUS_STOPPED
 
 
 def test_file_names_and_pages_are_read_back() -> None:
