@@ -36,6 +36,10 @@ class ReshardError(HybridRLError):
     """A reshard plan or transfer that cannot be carried out; names parameter and ranks."""
 
 
+class PeerLostError(ReshardError):
+    """A transfer whose other end failed or gave no answer; what that end says itself comes nearer to the cause."""
+
+
 class EngineError(HybridRLError):
     """A training or generation engine that failed; names role, rank and phase."""
 

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridrl.errors import EngineError, RankLostError
+from hybridrl.errors import EngineError, EngineLostError, PeerLostError, RankLostError
 
 
 class FailureKind(enum.IntEnum):
@@ -60,19 +60,17 @@ _CONNECTION_MARKS = (
     "Broken pipe",
     "Socket Timeout",
     "Timed out waiting",
-    "closed its side of the weight sync",
-    "transfer with",
-    "timed out until",
-    "did not attach in time",
+    "ncclRemoteError",
 )
-"""What gloo, the TCP store and the transports say when it is the other end that failed; they have no error types for it."""
+"""What gloo, NCCL and the TCP store say when it is the other end that failed; they have no error types for it."""
 
 
-def kind_of_exception(text: str) -> FailureKind:
-    """Tell a rank's own exception from one that only reports a peer's failure, by the last line of its traceback."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    last = lines[-1] if lines else ""
-    return FailureKind.CONNECTION if any(mark in last for mark in _CONNECTION_MARKS) else FailureKind.RAISED
+def kind_of(error: BaseException) -> FailureKind:
+    """Tell a rank's own exception from one that only reports the failure of a peer or of its engine."""
+    if isinstance(error, EngineLostError):
+        return FailureKind.DIED
+    is_of_library = isinstance(error, (RuntimeError, OSError)) and any(mark in str(error) for mark in _CONNECTION_MARKS)
+    return FailureKind.CONNECTION if is_of_library or isinstance(error, PeerLostError) else FailureKind.RAISED
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:

@@ -12,11 +12,10 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from hybridrl.errors import EngineLostError
 from hybridrl.observability.hang_verdict import PendingCall
 from hybridrl.observability.heartbeat import HEARTBEAT
 from hybridrl.roles.dispatch import Dispatch
-from hybridrl.roles.failure import Failure, FailureKind, kind_of_exception
+from hybridrl.roles.failure import Failure, FailureKind, kind_of
 
 T = TypeVar("T")
 Observe = Callable[[str, str, str, float, float], None]
@@ -162,9 +161,8 @@ class RoleFuture(Generic[T]):
         try:
             self._answers[rank] = ray.get(ref)
         except RayTaskError as e:
-            text = str(e)  # the remote traceback
-            kind = FailureKind.DIED if isinstance(e.cause, EngineLostError) else kind_of_exception(text)
-            self._fail(rank, kind, str(e.cause) if kind is FailureKind.DIED else text)
+            kind = kind_of(e.cause)
+            self._fail(rank, kind, str(e.cause if kind is FailureKind.DIED else e))  # str(e) is the remote traceback
         except RayActorError as e:
             self._fail(rank, FailureKind.DIED, f"its process ended (killed, or out of memory?): {e}")
         except RayError as e:

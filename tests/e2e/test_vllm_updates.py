@@ -11,7 +11,7 @@ import torch
 
 from hybridrl.config.choices import Precision
 from hybridrl.data.generation import Completion, SamplingSpec
-from hybridrl.errors import EngineError, WeightSyncError
+from hybridrl.errors import PeerLostError, WeightSyncError
 from hybridrl.layout.box import DType
 from hybridrl.layout.families import read_model_spec
 from hybridrl.layout.vllm import VllmLayout, vllm_shard_map
@@ -155,7 +155,7 @@ def flip_one_bit(number: int, buffer: torch.Tensor) -> None:
 
 def test_a_half_delivered_update_stays_paused_under_the_old_version(case, world):
     world.run(world.engine.pause(30.0))
-    with pytest.raises(EngineError, match=r"receive failed on . of . workers; worker .*closed its side"):
+    with pytest.raises(PeerLostError, match=r"receive failed on . of . workers; worker .*closed its side"):
         world.transfer(case.second, world.version + 1, wrap=lambda transport: Faulty(transport, die_in_the_middle))
     with pytest.raises(WeightSyncError, match=f"version {world.version} stays in force"):
         world.run(world.engine.commit(world.version + 1))

@@ -12,7 +12,7 @@ import pytest
 import ray
 import torch
 
-from hybridrl.config.choices import Platform
+from hybridrl.config.choices import Platform, TransportName
 from hybridrl.config.schema import WeightSyncConfig
 from hybridrl.controller.connection import Connector
 from hybridrl.controller.probe import Probe
@@ -22,6 +22,7 @@ from hybridrl.roles.dispatch import broadcast, per_rank
 from hybridrl.roles.failure import ReplaceableRankLostError
 from hybridrl.roles.group import RoleGroup
 from hybridrl.roles.placement import Slot
+from hybridrl.roles.ports import free_port
 from hybridrl.roles.resources import Cluster, ResourcePool
 from tests.e2e.thin_roles import DOOMED_RANK, ThinRank, all_maps
 
@@ -52,7 +53,7 @@ class ThinRole:
         self.group = RoleGroup(role, self.actors, range(NUM_RANKS), is_replaceable=is_replaceable)
 
     def rendezvous(self) -> tuple[str, int]:
-        return "127.0.0.1", 1  # shared memory needs none
+        return "127.0.0.1", free_port("127.0.0.1")
 
     def connect_sync(self, rendezvous: Any, parts: Sequence[Any], *, timeout_s: float, verify: bool = True) -> Any:
         return self._call("connect_sync", per_rank([(rendezvous, part) for part in parts]), timeout_s)
@@ -120,13 +121,14 @@ def test_a_rank_that_dies_is_named_with_its_phase_and_nobody_samples(
             ray.kill(handle)
 
 
+@pytest.mark.parametrize("transport", [TransportName.SHM, TransportName.GLOO])
 @pytest.mark.parametrize("phase", ["connect_sync", "receive_weights"])
 def test_training_ranks_outlive_a_replaceable_rank_that_dies_and_send_the_same_version_to_its_successor(
-    pool: ResourcePool, phase: str
+    pool: ResourcePool, phase: str, transport: TransportName
 ) -> None:
     actor = ThinRole(pool, "actor", 0, "")
     rollout = ThinRole(pool, "rollout", NUM_RANKS, phase, is_replaceable=True)
-    config = WeightSyncConfig(timeout_s=5.0)
+    config = WeightSyncConfig(timeout_s=10.0, transport=transport)
 
     def syncer() -> WeightSyncer:
         connector = Connector(actor, rollout, all_maps("actor"), config, Platform.CPU, uuid.uuid4().hex[:12])

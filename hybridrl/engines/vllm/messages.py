@@ -13,7 +13,7 @@ import pickle
 from dataclasses import dataclass
 from typing import Any
 
-from hybridrl.errors import EngineError
+from hybridrl.errors import EngineError, PeerLostError
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Reply:
 
     Attributes:
         error: Type and text of the exception; None when there was none.
+        is_peer_lost: Whether it was a :class:`PeerLostError`.
         trace: Its traceback.
         failed_at_s: When it was caught, on the clock that all processes of a host share; tells cause from consequence.
     """
@@ -29,6 +30,7 @@ class Reply:
     rank: int
     value: Any = None
     error: str | None = None
+    is_peer_lost: bool = False
     trace: str = ""
     failed_at_s: float = 0.0
 
@@ -48,12 +50,14 @@ def values_of(replies: list[bytes], what: str) -> list[Any]:
 
     Raises:
         EngineError: Some workers failed; names each with its error, and ends with the traceback of the first to fail.
+        PeerLostError: The same, and all that they say is that their peers failed.
     """
     decoded: list[Reply] = sorted((decode(reply) for reply in replies), key=lambda reply: reply.rank)
     failed = sorted((reply for reply in decoded if reply.error is not None), key=lambda reply: reply.failed_at_s)
     if failed:
         named = "; ".join(f"worker {reply.rank}: {reply.error}" for reply in failed)
-        raise EngineError(
+        kind = PeerLostError if all(reply.is_peer_lost for reply in failed) else EngineError
+        raise kind(
             f"rollout engine: {what} failed on {len(failed)} of {len(decoded)} workers; {named}\n"
             f"worker {failed[0].rank}, the first to fail:\n{failed[0].trace}".rstrip()
         )

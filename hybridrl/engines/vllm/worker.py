@@ -27,7 +27,7 @@ from hybridrl.engines.vllm.messages import Reply, decode, encode
 from hybridrl.engines.vllm.orphans import end_with
 from hybridrl.engines.vllm.requests import ConnectRequest, LearnRequest, ProfileRequest, ReceiveRequest
 from hybridrl.engines.vllm.routing import RoutingRecorder
-from hybridrl.errors import EngineError
+from hybridrl.errors import EngineError, PeerLostError
 from hybridrl.layout.shard import Place, ShardMap
 from hybridrl.observability.heartbeat import HEARTBEAT, Identity
 from hybridrl.reshard.executor import Receiver, TransferReport
@@ -61,7 +61,8 @@ def _answered(method: Callable[[Any, Any], object]) -> Callable[[Any, bytes], by
             return encode(Reply(self.rank, method(self, decode(payload))))
         except Exception as e:  # noqa: BLE001 - a process boundary: the error goes to the caller as a reply
             _log.exception("rollout worker %d: %s failed", self.rank, method.__name__)
-            return encode(Reply(self.rank, None, f"{type(e).__name__}: {e}", traceback.format_exc(), time.monotonic()))
+            text, is_peer_lost = f"{type(e).__name__}: {e}", isinstance(e, PeerLostError)
+            return encode(Reply(self.rank, None, text, is_peer_lost, traceback.format_exc(), time.monotonic()))
 
     return call
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hybridrl.errors import ReshardError
+from hybridrl.errors import PeerLostError, ReshardError
 from hybridrl.layout.shard import Place
 from hybridrl.reshard.transports import Endpoint, Fill, Label, Rendezvous, check_label
 from hybridrl.reshard.transports.inbox import Inbox, inboxes, payload, read_header, write_header
@@ -103,7 +103,8 @@ class GroupTransport:
                         store.wait([f"failed-{i}" for i in present], timeout)
                 raise
         except (OSError, RuntimeError, dist.DistError) as e:
-            raise ReshardError(
+            kind = PeerLostError if missing else ReshardError
+            raise kind(
                 f"{self._me}: could not connect to {', '.join(missing) or 'its peers'} through {rendezvous.host}:"
                 f"{rendezvous.port} within {rendezvous.timeout_s:g} s ({e})"
             ) from e
@@ -189,4 +190,4 @@ class _NamedErrors:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RuntimeError):
-            raise ReshardError(f"{self._me}: transfer with {self._peer} failed or timed out ({error})") from error
+            raise PeerLostError(f"{self._me}: transfer with {self._peer} failed or timed out ({error})") from error

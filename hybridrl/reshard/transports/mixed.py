@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from hybridrl.errors import ReshardError
+from hybridrl.errors import PeerLostError, ReshardError
 from hybridrl.layout.shard import Place
 from hybridrl.reshard.transports import Endpoint, Fill, Label, Rendezvous, Transport
 from hybridrl.reshard.transports.gloo import GlooTransport
@@ -104,7 +104,7 @@ class _Gate:
             with self._changed:
                 left = max(0.001, self._deadline - time.monotonic())
                 if not self._changed.wait_for(lambda: self._is_aborted or self._is_first(turn), left):
-                    raise ReshardError(f"{self._me}: timed out until what comes before chunk {turn[0]} is complete")
+                    raise PeerLostError(f"{self._me}: timed out until what comes before chunk {turn[0]} is complete")
                 if self._is_aborted:
                     raise ReshardError(f"{self._me}: the transfer was given up after an error on its other way")
                 callback(buffer)

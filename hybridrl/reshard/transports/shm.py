@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from hybridrl.errors import ReshardError
+from hybridrl.errors import PeerLostError, ReshardError
 from hybridrl.layout.shard import Place
 from hybridrl.reshard import ops
 from hybridrl.reshard.transports import SHARED_MEMORY, Endpoint, Fill, Label, Rendezvous, check_label
@@ -199,7 +199,7 @@ class ShmTransport:
     def _rest(self, deadline: float, until: str) -> None:
         """Wait for a peer, within bounds."""
         if time.monotonic() > deadline:
-            raise ReshardError(f"{self._me}: timed out until {until}")
+            raise PeerLostError(f"{self._me}: timed out until {until}")
         time.sleep(_POLL_S)
 
     def _halves(self, destination: int, inbox: Inbox) -> torch.Tensor | None:
@@ -211,7 +211,7 @@ class ShmTransport:
 
     def _check_open(self, is_closed: bool, peer: Place) -> None:
         if is_closed:
-            raise ReshardError(f"{self._me}: {peer} closed its side of the weight sync; see its own error")
+            raise PeerLostError(f"{self._me}: {peer} closed its side of the weight sync; see its own error")
 
     def _create(self, path: Path, inbox: Inbox) -> _Mailbox:
         halves = self._halves(self._endpoint.index, inbox)
@@ -244,7 +244,7 @@ class ShmTransport:
         try:
             box = _Mailbox(path, inbox, self._halves(destination, inbox))
         except FileNotFoundError as e:
-            raise ReshardError(f"{self._me}: {place} gave up while this rank attached") from e
+            raise PeerLostError(f"{self._me}: {place} gave up while this rank attached") from e
         box.set(_OPENED, 1, self._endpoint.sender)
         return box
 
@@ -264,5 +264,5 @@ def _pinned(memory: torch.Tensor) -> torch.Tensor:
 def _wait(ready: Callable[[], bool], deadline: float, message: str) -> None:
     while not ready():
         if time.monotonic() > deadline:
-            raise ReshardError(message)
+            raise PeerLostError(message)
         time.sleep(1e-3)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from hybridrl.errors import EngineError, RankLostError
-from hybridrl.roles.failure import Failure, FailureKind, kind_of_exception, root_cause, to_error
+import pytest
+import torch.distributed as dist
+
+from hybridrl.errors import EngineError, EngineLostError, PeerLostError, RankLostError, ReshardError
+from hybridrl.roles.failure import Failure, FailureKind, kind_of, root_cause, to_error
 
 RAISED = Failure("actor", 2, "update", FailureKind.RAISED, "Traceback ...\nValueError: bad row")
 LOST = Failure("actor", 0, "update", FailureKind.CONNECTION, "RuntimeError: Connection closed by peer")
@@ -39,9 +42,27 @@ def test_a_time_out_names_every_silent_rank_and_the_seconds() -> None:
     assert str(to_error(SILENT)) == "actor ranks 1, 3: no answer in phase update; gave up after 5 s"
 
 
-def test_only_the_last_line_of_a_traceback_decides_what_kind_it_is() -> None:
-    gloo = "Traceback\n  File x\nRuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4711"
-    own = "Traceback\n  # Connection closed by peer is handled here\nValueError: negative length"
-    assert kind_of_exception(gloo) is FailureKind.CONNECTION
-    assert kind_of_exception(own) is FailureKind.RAISED
-    assert kind_of_exception("") is FailureKind.RAISED
+NCCL = """NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error, NCCL version 2.28.9
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+Last error:
+socketProgress: Connection closed by remote peer"""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:4711"), FailureKind.CONNECTION),
+        (dist.DistBackendError(NCCL), FailureKind.CONNECTION),
+        (dist.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error"), FailureKind.RAISED),
+        (ConnectionResetError(104, "Connection reset by peer"), FailureKind.CONNECTION),
+        (PeerLostError("actor rank 0 closed its side of the weight sync"), FailureKind.CONNECTION),
+        (ReshardError("actor rank 0: no 4096 bytes of shared memory"), FailureKind.RAISED),
+        (ValueError("Connection closed by peer is no number"), FailureKind.RAISED),
+        (EngineLostError("rollout engine: its processes have ended"), FailureKind.DIED),
+        (RuntimeError(), FailureKind.RAISED),
+    ],
+)
+def test_the_type_tells_what_kind_it_is_and_the_text_where_a_library_has_no_type(
+    error: Exception, kind: FailureKind
+) -> None:
+    assert kind_of(error) is kind
