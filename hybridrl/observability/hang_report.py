@@ -25,7 +25,7 @@ def _lines(sentence: str, reports: Sequence[ProcessReport]) -> Iterator[str]:
     for report in reports:
         yield ""
         state = STATES.get(report.state, f"state {report.state}")
-        yield f"==== {report.identity} (pid {report.pid}, {state}){report.doing and f': {report.doing}'}"
+        yield f"==== {report.identity} (pid {report.pid} on {report.host}, {state}){report.doing and f': {report.doing}'}"
         if not report.stacks:
             yield "no stacks: it does not answer"
         for number, stack in enumerate(reversed(report.stacks or ())):

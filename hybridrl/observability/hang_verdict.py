@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from hybridrl.observability.stacks import STATES, Frame, ProcessReport, Stack
 
 CONTROLLER = "controller"
+_MAX_HOSTS = 4
 _WAITS_FOR_PEERS = (
     ("torch/distributed/", None),
     ("megatron/core/pipeline_parallel/p2p_communication.py", "the pipeline's send and receive"),
@@ -119,7 +120,8 @@ def verdict(
     """
     cause, text = _cause([standpoint(report) for report in reports], pending)
     calls = [call.phase for call in pending if not cause or any(_is_of(report, call) for report in cause)]
-    return headline(calls or phases, seconds, text)
+    where = _hosts(cause) if len({report.host for report in reports}) > 1 else ""
+    return headline(calls or phases, seconds, text + where)
 
 
 def headline(phases: Sequence[str], seconds: float, text: str) -> str:
@@ -210,6 +212,13 @@ def _joined(names: Sequence[str]) -> str:
 
 def _reports(points: Sequence[Standpoint]) -> list[ProcessReport]:
     return [point.report for point in points]
+
+
+def _hosts(reports: Iterable[ProcessReport]) -> str:
+    """Say where processes run."""
+    hosts = sorted({report.host for report in reports})
+    more = f" and {len(hosts) - _MAX_HOSTS} more hosts" if len(hosts) > _MAX_HOSTS else ""
+    return f" (on {', '.join(hosts[:_MAX_HOSTS])}{more})" if hosts else ""
 
 
 def _are_peers(a: Standpoint, b: Standpoint) -> bool:

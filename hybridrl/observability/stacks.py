@@ -11,9 +11,10 @@ import linecache
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -64,6 +65,7 @@ class ProcessReport:
         state: psutil's name for what the kernel has it in.
         doing: What it says that it works on.
         stacks: Of every thread, that of the main thread last; None when it did not answer.
+        host: Where it runs, and is looked at.
     """
 
     identity: Identity
@@ -71,6 +73,7 @@ class ProcessReport:
     state: str
     doing: str = ""
     stacks: tuple[Stack, ...] | None = None
+    host: str = field(default_factory=socket.gethostname)
 
 
 @dataclass(frozen=True, slots=True)

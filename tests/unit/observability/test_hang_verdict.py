@@ -39,9 +39,15 @@ def collective(name: str = "all_reduce", line: int = 24) -> Stack:
 
 
 def process(
-    role: str, rank: int | None, *stacks: Stack, part: str = "", state: str = psutil.STATUS_SLEEPING, doing: str = ""
+    role: str,
+    rank: int | None,
+    *stacks: Stack,
+    part: str = "",
+    state: str = psutil.STATUS_SLEEPING,
+    doing: str = "",
+    host: str = WAITS.host,
 ) -> ProcessReport:
-    return ProcessReport(Identity("s", role, rank, part), 100, state, doing, stacks or None)
+    return ProcessReport(Identity("s", role, rank, part), 100, state, doing, stacks or None, host)
 
 
 def sentence(*reports: ProcessReport, pending: list[PendingCall] | None = None, phases: tuple[str, ...] = ()) -> str:
@@ -67,6 +73,13 @@ def test_a_process_that_does_not_answer_comes_before_all_others() -> None:
     assert "is in a system call that cannot be interrupted" in sentence(
         process("actor", 1, state=psutil.STATUS_DISK_SLEEP)
     )
+
+
+def test_where_the_culprits_run_is_said_when_there_are_several_hosts() -> None:
+    waiting = [process("actor", rank, collective(), host=f"node-{rank}") for rank in range(8)]
+    stopped = process("actor", 8, state=psutil.STATUS_STOPPED, host="node-8")
+    assert sentence(*waiting, stopped).endswith("(core/tensor_parallel/mappings.py:24 in _reduce) (on node-8)")
+    assert sentence(*waiting).endswith("and it does not end (on node-0, node-1, node-2, node-3 and 4 more hosts)")
 
 
 def test_ranks_that_are_all_in_one_collective_are_said_to_be() -> None:
@@ -181,10 +194,10 @@ def test_the_file_has_the_verdict_and_every_stack_with_its_source_and_is_not_ove
     ]
     first = write_report(tmp_path / "hang", "the verdict", reports)
     assert first.read_text() == (
-        "the verdict\n\n==== actor rank 0 (pid 100, state sleeping): a task\n"
+        f"the verdict\n\n==== actor rank 0 (pid 100 on {WAITS.host}, state sleeping): a task\n"
         "-- main thread, innermost call first\n  /src/rewards.py:7 in score\n    time.sleep(3600)\n"
         "-- thread 1, innermost call first\n  /usr/lib/python3.11/threading.py:327 in wait\n    waiter.acquire()\n"
-        "\n==== actor rank 1 (pid 100, stopped by a signal)\nno stacks: it does not answer\n"
+        f"\n==== actor rank 1 (pid 100 on {WAITS.host}, stopped by a signal)\nno stacks: it does not answer\n"
     )
     assert write_report(tmp_path / "hang", "later", []).name == "stacks-2.txt"
     assert first.read_text().startswith("the verdict")
