@@ -69,9 +69,9 @@ class Life:
     def __init__(self, folder: Path, name: str, config: Path, overrides: list[str]) -> None:
         self._families: list[psutil.Process] = []
         self.run_dir = folder / name
-        self._phase = folder / f"{name}.phase"
-        self._phase.write_text("")
-        command = [sys.executable, str(Path(__file__)), "--child", str(self._phase), "train", str(config)]
+        self._phases = folder / f"{name}.phases"
+        self._phases.write_text("")
+        command = [sys.executable, str(Path(__file__)), "--child", str(self._phases), "train", str(config)]
         log = (folder / f"{name}.log").open("a")
         self.process = subprocess.Popen(
             [*command, f"runs_dir={folder}", f"name={name}", *overrides], stdout=log, stderr=subprocess.STDOUT, cwd=ROOT
@@ -84,13 +84,13 @@ class Life:
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def wait_for_phase(self, phase: str, num_steps: int) -> None:
-        """Wait until a phase begins after at least so many steps of this life."""
-        deadline = time.monotonic() + LIFE_S
+        """Wait until a phase begins after at least so many steps of this life; some last a millisecond."""
+        deadline, seen = time.monotonic() + LIFE_S, self._phases.stat().st_size
         while True:
             assert self.process.poll() is None, f"the run ended early, exit code {self.process.returncode}; see its log"
             assert time.monotonic() < deadline, f"no {phase} after {num_steps} steps within {LIFE_S} s"
-            seen, _, number = self._phase.read_text().partition(" ")
-            if seen == phase and int(number) >= num_steps:
+            lines = self._phases.read_bytes()[seen:].decode().rpartition("\n")[0].splitlines()
+            if any(name == phase and int(number) >= num_steps for name, number in map(str.split, lines)):
                 return
             time.sleep(0.002)
 
@@ -138,8 +138,8 @@ def _end(family: list[psutil.Process]) -> None:
             each.kill()
 
 
-def run_child(phase_file: Path, arguments: list[str]) -> int:
-    """Run the command line, noting in a file which phase it is in, after how many steps of this process."""
+def run_child(phases_file: Path, arguments: list[str]) -> int:
+    """Run the command line, noting in a file each phase that begins, and after how many steps of this process."""
     from hybridrl.cli.main import main
     from hybridrl.observability.recorder import RunRecorder
 
@@ -148,7 +148,8 @@ def run_child(phase_file: Path, arguments: list[str]) -> int:
 
     @contextlib.contextmanager
     def phase(self: RunRecorder, name: str) -> Iterator[None]:
-        phase_file.write_text(f"{name} {num_steps}")
+        with phases_file.open("a") as file:
+            file.write(f"{name} {num_steps}\n")
         with original(self, name):
             yield
 
