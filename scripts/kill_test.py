@@ -274,6 +274,7 @@ def kill_often(options: argparse.Namespace, overrides: list[str]) -> Iterator[Ki
         num_rows = life.num_rows()
         target, exit_code = life.kill(target, rng)
         assert exit_code != 0, "the run finished before its last kill; give it more --steps"
+        assert exit_code is not None or target in REPLICA, f"the run goes on without its {target}"
         is_survivable = target in REPLICA and phase != START and options.in_place
         assert not is_survivable or exit_code is None, f"the run lost its {target} in {phase} and ended"
         kill = Kill(
