@@ -24,3 +24,11 @@ def still_running(pids: Iterable[int], within_s: float) -> set[int]:
     while (alive := {pid for pid in pids if is_running(pid)}) and time.monotonic() < until:
         time.sleep(_POLL_S)
     return alive
+
+
+def stop(pid: int) -> None:
+    """Stop a process by SIGSTOP and wait until it is."""
+    process = psutil.Process(pid)
+    process.suspend()
+    while process.status() != psutil.STATUS_STOPPED:
+        time.sleep(_POLL_S)

@@ -6,7 +6,8 @@
                                 -> interrupts the main thread, which raises it -> SIGKILL to every process of the run
 
 Limit: `trainer.hang_timeout_s` in steps. While a role starts, and before and after the steps, ranks load or write whole checkpoints and vLLM
-compiles, which no heartbeat shows: there it is what `trainer.startup_timeout_s` allows.
+compiles, which no heartbeat shows: there it is what `trainer.startup_timeout_s` allows. Outside :meth:`HangWatch.raised`, while Ray starts or
+ends, the main thread's waits have that very bound; the limit lies beyond it, so that their own errors come first.
 
 Invariants: every wait is bounded; what holds the run, such as a file system, may hold the look at its processes too. A main thread that
 does not react within `_REACT_S`, or does not get the run down within `_CLEAN_UP_S`, is ended with the whole process, and with the exit code
@@ -129,25 +130,26 @@ class HangWatch:
         is_starting = any(call.phase == "start" for call in self.calls.pending())
         if self._is_in_steps and not is_starting:
             return self._timeouts.hang_timeout_s
-        return inner_s(self._timeouts.startup_timeout_s)
+        startup_s = self._timeouts.startup_timeout_s
+        return inner_s(startup_s) if self._may_interrupt else startup_s + _CLEAN_UP_S
 
     def _watch(self) -> None:
         interval_s = self._timeouts.hang_timeout_s / _LOOKS_PER_LIMIT
-        seen, since = self._progress(), time.monotonic()
+        seen, since = self._standing(), time.monotonic()
         while not self._is_closed.wait(interval_s):
-            now = self._progress()
+            now = self._standing()
             if now is None or now != seen:
                 seen, since = now, time.monotonic()
             elif time.monotonic() - since >= self._limit_s():
                 error = self._judge(time.monotonic() - since)
-                if self._progress() == seen:  # nothing moved while stacks were taken, either
+                if self._standing() == seen:  # nothing moved while stacks were taken, either
                     self._end(error)
                     return
 
-    def _progress(self) -> list[dict[int, int]] | None:
-        """Return the counts of all heartbeats; None when they could not be read, which is told and no hang."""
+    def _standing(self) -> tuple[list[dict[int, int]], bool] | None:
+        """Return the counts of all heartbeats, and where the main thread is; None when they could not be read, which is told and no hang."""
         try:
-            return self.nodes.progress()
+            return self.nodes.progress(), self._may_interrupt
         except Exception:  # noqa: BLE001 - a fault of the watch must neither end a run nor leave it unwatched
             traceback.print_exc()
             return None
@@ -178,10 +180,12 @@ class HangWatch:
         """Have the main thread raise the error; end the process when it does not."""
         self._error = error
         with self._lock:
-            main = threading.main_thread().ident
-            if self._may_interrupt and main is not None:
+            is_asked, main = self._may_interrupt, threading.main_thread().ident
+            if is_asked and main is not None:
                 signal.pthread_kill(main, signal.SIGINT)
-        has_reacted = self._has_reacted.wait(_REACT_S)
+        if not is_asked and self._is_closed.wait(_REACT_S):  # it ends the run by itself, with an error of its own
+            return
+        has_reacted = is_asked and self._has_reacted.wait(_REACT_S)
         self.nodes.kill()
         self._are_killed.set()
         if has_reacted and self._is_closed.wait(_CLEAN_UP_S):

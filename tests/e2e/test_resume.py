@@ -18,7 +18,19 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "kill_test.py"
 
 def test_two_kills_change_neither_metrics_nor_samples_nor_weights(tmp_path: Path) -> None:
     # This seed kills the controller while it saves, and a training rank while weights are synced.
-    options = ("--kills", "2", "--steps", "6", "--seed", "336", "--lag", "1", "--no-in-place", "--folder", str(tmp_path))
+    options = (
+        "--kills",
+        "2",
+        "--steps",
+        "6",
+        "--seed",
+        "336",
+        "--lag",
+        "1",
+        "--no-in-place",
+        "--folder",
+        str(tmp_path),
+    )
     outcome = subprocess.run([sys.executable, SCRIPT, *options], capture_output=True, text=True, check=False)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert "2 kills, 2 of which ended the run" in outcome.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 from hybridrl.config.schema import TrainerConfig
 from hybridrl.controller import hang_watch
 from hybridrl.controller.hang_watch import HangWatch
-from hybridrl.errors import HangError
+from hybridrl.errors import EngineError, HangError
 from hybridrl.observability.heartbeat import Identity
 from hybridrl.observability.stacks import ProcessReport
 from hybridrl.roles.group import Calls, RoleFuture, RoleGroup
@@ -34,12 +35,14 @@ class FakeNodes:
         self.started = time.monotonic()
         self.work, self.more, self.collecting_s = work, work_while_collecting, collecting_s
         self.num_collected = 0
+        self.is_collecting = False
         self.is_killed = False
 
     def progress(self) -> list[dict[int, int]]:
         return [{1: self.work(time.monotonic() - self.started) + self.more * self.num_collected}]
 
     def collect(self, timeout_s: float) -> list[ProcessReport]:
+        self.is_collecting = True
         time.sleep(self.collecting_s)
         self.num_collected += 1
         return [ProcessReport(Identity("fake", "actor", 1), 77, psutil.STATUS_STOPPED)]
@@ -48,10 +51,9 @@ class FakeNodes:
         self.is_killed = True
 
 
-def watch(tmp_path: Path, nodes: FakeNodes) -> HangWatch:
-    made = HangWatch(
-        TrainerConfig(hang_timeout_s=LIMIT_S, startup_timeout_s=STARTUP_S), tmp_path, lambda: ("train",), exit_code=75
-    )
+def watch(tmp_path: Path, nodes: FakeNodes, startup_s: float = STARTUP_S) -> HangWatch:
+    timeouts = TrainerConfig(hang_timeout_s=LIMIT_S, startup_timeout_s=startup_s)
+    made = HangWatch(timeouts, tmp_path, lambda: ("train",), exit_code=75)
     made.nodes = nodes  # type: ignore[assignment]
     return made
 
@@ -71,11 +73,10 @@ def test_a_run_in_which_nothing_moves_ends_with_the_verdict_and_its_processes(tm
     nodes, started = FakeNodes(lambda seconds: 0), time.monotonic()
     with pytest.raises(HangError) as caught, watch(tmp_path, nodes) as made, made.raised(), made.steps():
         time.sleep(20)
-    assert LIMIT_S <= time.monotonic() - started < LIMIT_S + 1.5
-    assert str(caught.value).splitlines() == [
-        "hang in phase train: no progress for 0 s; actor rank 1 is stopped by a signal",
-        f"The stacks of all 1 processes are in {tmp_path}/hang/stacks.txt",
-    ]
+    assert time.monotonic() - started >= LIMIT_S
+    sentence, where = str(caught.value).splitlines()
+    assert re.fullmatch(r"hang in phase train: no progress for \d+ s; actor rank 1 is stopped by a signal", sentence)
+    assert where == f"The stacks of all 1 processes are in {tmp_path}/hang/stacks.txt"
     assert nodes.is_killed
     assert (tmp_path / "hang" / "stacks.txt").is_file()
 
@@ -96,8 +97,8 @@ def test_a_look_that_hangs_itself_does_not_keep_the_run_from_its_end(
     nodes = FakeNodes(lambda seconds: 0, collecting_s=60.0)
     with pytest.raises(HangError) as caught, watch(tmp_path, nodes) as made, made.raised(), made.steps():
         time.sleep(20)
-    assert str(caught.value).startswith(
-        "hang in phase train: no progress for 0 s; looking at the processes gave no answer"
+    assert re.match(
+        r"hang in phase train: no progress for \d+ s; looking at the processes gave no answer", str(caught.value)
     )
     assert nodes.is_killed
 
@@ -116,11 +117,31 @@ def test_what_moves_while_stacks_are_taken_is_no_hang(tmp_path: Path) -> None:
     assert nodes.num_collected >= 1 and not nodes.is_killed
 
 
+def test_the_bound_of_a_wait_before_roles_start_comes_before_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang_watch, "_CLEAN_UP_S", 2.0)
+    nodes = FakeNodes(lambda seconds: 0)
+    with pytest.raises(EngineError, match="no room"), watch(tmp_path, nodes):
+        time.sleep(STARTUP_S)
+        raise EngineError("the cluster has no room")
+    assert not nodes.num_collected
+
+
+def test_an_error_of_the_main_thread_during_the_look_is_the_one_that_ends_the_run(tmp_path: Path) -> None:
+    nodes = FakeNodes(lambda seconds: 0, collecting_s=1.0)
+    with pytest.raises(EngineError, match="rank died"), watch(tmp_path, nodes) as made, made.raised(), made.steps():
+        while not nodes.is_collecting:
+            time.sleep(0.01)
+        raise EngineError("a rank died")
+    assert nodes.num_collected and not nodes.is_killed
+
+
 def test_outside_the_steps_and_while_a_role_starts_the_limit_is_that_of_a_start(tmp_path: Path) -> None:
     nodes, started = FakeNodes(lambda seconds: 0), time.monotonic()
     with pytest.raises(HangError), watch(tmp_path, nodes) as made, made.raised():
         time.sleep(20)
-    assert 0.9 * STARTUP_S <= time.monotonic() - started < STARTUP_S + 1.5
+    assert time.monotonic() - started >= 0.9 * STARTUP_S
     with watch(tmp_path, nodes) as made, made.raised(), made.steps():
         starting = _future("start", made.calls)
         time.sleep(2 * LIMIT_S)
@@ -151,11 +172,10 @@ def test_calls_that_are_not_answered_are_known() -> None:
 
 def test_what_another_run_of_the_process_left_unanswered_is_nobodys_business(tmp_path: Path) -> None:
     left = [_future(phase, Calls()) for phase in ("start", "update")]
-    nodes, started = FakeNodes(lambda seconds: 0), time.monotonic()
-    with pytest.raises(HangError) as caught, watch(tmp_path, nodes) as made, made.raised(), made.steps():
+    nodes = FakeNodes(lambda seconds: 0)
+    with pytest.raises(HangError) as caught, watch(tmp_path, nodes, 3600.0) as made, made.raised(), made.steps():
         open_call = _future("train", made.calls)
         time.sleep(20)
-    assert time.monotonic() - started < STARTUP_S
     assert str(caught.value).startswith("hang in phase train: no progress")
     assert all(future.pending() for future in (open_call, *left))
 

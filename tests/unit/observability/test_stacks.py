@@ -16,7 +16,7 @@ import pytest
 from hybridrl.observability import stacks
 from hybridrl.observability.heartbeat import HEARTBEAT, Identity, read_page
 from hybridrl.observability.stacks import Frame, ProcessReport, parse_stacks
-from tests.processes import still_running
+from tests.processes import still_running, stop
 
 SESSION = "test-of-stacks"
 CHILD = f"""
@@ -53,7 +53,7 @@ def reports() -> Iterator[dict[str, ProcessReport]]:
     for child in children.values():
         assert child.stdout is not None
         child.stdout.readline()
-    children["stopped"].send_signal(signal.SIGSTOP)
+    stop(children["stopped"].pid)
     assert sorted(stacks.progress(SESSION)) == sorted(child.pid for child in children.values())
     assert set(stacks.progress(SESSION).values()) == {2}
     assert stacks.progress("another") == {}
@@ -89,8 +89,9 @@ def test_a_stopped_child_that_shows_no_heartbeat_is_reported_and_ended_with_its_
     code = f"""
 import subprocess, time
 from hybridrl.observability.heartbeat import HEARTBEAT, Identity
+from tests.processes import stop
 child = subprocess.Popen(["sleep", "100"])
-child.send_signal(19)
+stop(child.pid)
 HEARTBEAT.show(Identity({SESSION!r} + "-2", "rollout", 0))
 print(child.pid, flush=True)
 time.sleep(100)
@@ -137,7 +138,7 @@ time.sleep(100)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        child.send_signal(signal.SIGSTOP)
+        stop(child.pid)
         HEARTBEAT.show(Identity(f"{SESSION}-5", "self"))
         reports = {report.pid: report.state for report in stacks.collect(f"{SESSION}-5", 5.0)}
         HEARTBEAT.hide()
