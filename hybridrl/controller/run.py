@@ -10,6 +10,7 @@ import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hybridrl.checkpoint.folder import CheckpointFolder, Found, find_checkpoints
@@ -24,6 +25,7 @@ from hybridrl.controller.profiles import StepProfiles
 from hybridrl.controller.recovery import RecoveringRollout
 from hybridrl.controller.replays import ReplayFiles
 from hybridrl.controller.resuming import Resumed, checkpoints_folder, find_resumable, is_continued, load_newest
+from hybridrl.controller.run_lock import sole_writer
 from hybridrl.controller.startup import start_actor, start_roles
 from hybridrl.controller.stopping import EXIT_FAILED, EXIT_GO_ON, EXIT_INTERRUPTED, StopRequest, stop_signals
 from hybridrl.controller.supervised import train_supervised
@@ -59,6 +61,13 @@ def train(config: ExperimentConfig) -> int:
     Raises:
         HybridRLError: What ended the run; the message says where and what to do next.
     """
+    is_shared = config.trainer.resume == RESUME_AUTO  # any other run has a folder of its own
+    run_dir = Path(config.runs_dir) / config.name
+    with sole_writer(run_dir, partial(print, flush=True)) if is_shared else contextlib.nullcontext():
+        return _train(config)
+
+
+def _train(config: ExperimentConfig) -> int:
     tokenizer = load_tokenizer(Path(config.model.path))
     dataset = open_dataset(config.data, tokenizer, config.seed)
     resumable = find_resumable(config)
