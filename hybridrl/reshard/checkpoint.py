@@ -10,6 +10,7 @@ Saving has three steps, with a barrier of the caller's between them: :func:`crea
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,7 +59,7 @@ def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Pa
     for token classification.
 
     Raises:
-        ReshardError: When `folder` exists already.
+        ReshardError: When `folder` exists already, or there is no room for the weights; then nothing of them stays.
     """
     if folder.exists():
         raise ReshardError(f"{folder}: exists already; choose another folder for the export or remove it")
@@ -70,8 +71,12 @@ def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Pa
     text = json.dumps(_exported_config(config, spec, dtype), indent=2) + "\n"
     (partial / "config.json").write_text(text, encoding="utf-8")
     files = _assign_files(spec, dtype)
-    for name, tensors in files.items():
-        _create_file(partial / name, tensors)
+    try:
+        for name, tensors in files.items():
+            _create_file(partial / name, tensors)
+    except ReshardError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     if len(files) > 1:
         weight_map = {tensor.name: name for name, tensors in files.items() for tensor in tensors}
         total = sum(tensor.num_bytes for tensors in files.values() for tensor in tensors)
@@ -146,10 +151,17 @@ def _assign_files(spec: ModelSpec, dtype: DType) -> dict[str, list[LocalTensor]]
 
 
 def _create_file(path: Path, tensors: list[LocalTensor]) -> None:
+    """Make a file that has all its room: a mapped page for which the disk has none would end the process with SIGBUS."""
     header = safetensors_header(tensors, {"format": "pt"})
+    size = len(header) + sum(tensor.num_bytes for tensor in tensors)
     with path.open("wb") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as e:
+            raise ReshardError(
+                f"{path}: no room for its {size} bytes ({e.strerror}); free some, or export into another folder"
+            ) from e
         file.write(header)
-        file.truncate(len(header) + sum(tensor.num_bytes for tensor in tensors))
 
 
 def file_view(entry: FileTensor, mapped: Mapping[Path, ops.Bytes]) -> ops.Bytes:

@@ -1,6 +1,9 @@
 """HF checkpoints: round trips are bit-identical, each rank reads only its slices, damage is named."""
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -61,6 +64,31 @@ def test_bfloat16_files_fill_float32_ranks_exactly(folder):
 def test_existing_folder_is_not_overwritten(folder):
     with pytest.raises(ReshardError, match="exists already"):
         create_checkpoint(folder, SPEC, DType.FLOAT32, folder)
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """A limit at which this process meets the same error as at a full disk, under another number."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_the_room_of_an_export_is_taken_before_its_mapped_pages_are_written(folder, tmp_path):
+    create_checkpoint(tmp_path / "export", SPEC, DType.FLOAT32, folder)
+    made = (tmp_path / "export.partial" / "model.safetensors").stat()
+    assert made.st_size > sum(values.nbytes for values in CANONICAL.values())
+    assert made.st_blocks * 512 >= made.st_size, "sparse"
+
+
+def test_an_export_without_room_names_file_and_bytes_and_leaves_nothing(folder, tmp_path):
+    message = r"export.partial/model.safetensors: no room for its \d{6} bytes \(File too large\); free some"
+    with pytest.raises(ReshardError, match=message), files_of_at_most(100_000):
+        create_checkpoint(tmp_path / "export", SPEC, DType.FLOAT32, folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
 def test_missing_and_misshapen_tensors_are_listed(folder):
