@@ -45,6 +45,8 @@ from hybridrl.roles.megatron_policy import MegatronActor
 from hybridrl.roles.megatron_state import MegatronState
 
 _HF_FOLDER = "hf"
+_EXPORTED_STEP = "exported_step"
+"""File in that folder with the number of steps that the policy in it was trained for; loaders pass it over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def _train(config: ExperimentConfig) -> int:
                 return _stopped(config, result, recorder.run_dir)
             if config.trainer.save_hf_at_end:
                 recorder.status("writing the trained policy")
-                export_policy(roles.models.actor, (recorder.run_dir / _HF_FOLDER).absolute())
+                export_policy(roles.models.actor, (recorder.run_dir / _HF_FOLDER).absolute(), result.num_steps)
         return Outcome(_summary(result))
 
     num_steps = config.trainer.num_steps
@@ -213,20 +215,30 @@ def _make_checkpoints_folder(config: ExperimentConfig, run_dir: Path) -> None:
         raise ConfigError(f"checkpoint.folder: {root} cannot be made ({e}); choose another folder") from e
 
 
-def export_policy(actor: MegatronActor, folder: Path) -> None:
-    """Write the policy; what a run that goes on wrote before stays until the new one is whole."""
+def export_policy(actor: MegatronActor, folder: Path, step: int) -> None:
+    """Write the policy after `step` steps; what a run that goes on wrote before stays until the new one is whole."""
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     wait_for(actor.save_checkpoint(fresh))
+    (fresh / _EXPORTED_STEP).write_text(f"{step}\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
 
 
 def _is_trained(config: ExperimentConfig, found: Found) -> bool:
     """Whether an earlier job of this run has finished it."""
-    is_exported = (Path(config.runs_dir) / config.name / _HF_FOLDER).is_dir() or not config.trainer.save_hf_at_end
-    is_done = bool(found.complete) and found.complete[0].manifest.step >= config.trainer.num_steps
-    return is_continued(config) and is_done and is_exported
+    num_steps = config.trainer.num_steps
+    exported = _exported_step(Path(config.runs_dir) / config.name / _HF_FOLDER)
+    is_done = bool(found.complete) and found.complete[0].manifest.step >= num_steps
+    return is_continued(config) and is_done and (exported >= num_steps or not config.trainer.save_hf_at_end)
+
+
+def _exported_step(folder: Path) -> int:
+    """Return after how many steps the policy in the folder was exported; -1 when that cannot be told."""
+    try:
+        return int((folder / _EXPORTED_STEP).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return -1
 
 
 def _stopped(config: ExperimentConfig, result: TrainResult, run_dir: Path) -> Outcome:

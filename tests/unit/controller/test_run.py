@@ -153,10 +153,25 @@ def test_a_finished_run_is_not_started_again(tmp_path: Path) -> None:
     run_dir = Path(config.runs_dir) / config.name
     run_dir.mkdir(parents=True)
     assert not _is_trained(config, done), "its export is missing"
-    (run_dir / "hf").mkdir()
+    export_policy(FakeActor("weights"), run_dir / "hf", 20)
     assert _is_trained(config, done)
     config.trainer.num_steps = 21
     assert not _is_trained(config, done)
+
+
+@pytest.mark.parametrize("record", ["10\n", "", None])
+def test_an_export_of_fewer_steps_or_of_an_unknown_number_is_made_anew(tmp_path: Path, record: str | None) -> None:
+    """A job that trained the last of the added steps and was killed before it exported."""
+    config = _config(tmp_path)
+    config.trainer.resume, config.trainer.num_steps = "auto", 20
+    hf = Path(config.runs_dir) / config.name / "hf"
+    hf.mkdir(parents=True)
+    if record is not None:
+        (hf / "exported_step").write_text(record)
+    done = Found((Checkpoint(tmp_path, Manifest(20, {})),), (), ())
+    assert not _is_trained(config, done)
+    config.trainer.save_hf_at_end = False
+    assert _is_trained(config, done)
 
 
 def test_a_checkpoint_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
@@ -186,9 +201,9 @@ class FakeActor:
 
 
 def test_an_export_replaces_the_one_before_only_when_it_is_whole(tmp_path: Path) -> None:
-    for text in ("first", "second"):
-        export_policy(FakeActor(text), tmp_path / "hf")
+    for step, text in enumerate(("first", "second")):
+        export_policy(FakeActor(text), tmp_path / "hf", step)
         assert (tmp_path / "hf" / "model").read_text() == text
     with pytest.raises(EngineError):
-        export_policy(FakeActor(""), tmp_path / "hf")
+        export_policy(FakeActor(""), tmp_path / "hf", 2)
     assert (tmp_path / "hf" / "model").read_text() == "second"
