@@ -74,22 +74,27 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for pool in self._pools:
-            pool.release()
-        if isinstance(error, HybridRLError) and (num_logs := self._keep_logs()):
-            error.args = (f"{error}\n{num_logs} logs of worker processes are in {self._logs_dir}",)
-        self._leave()
+        try:
+            for pool in self._pools:
+                pool.release()
+            if isinstance(error, HybridRLError) and (kept := self._keep_logs()):
+                error.args = (f"{error}\n{kept}",)
+        finally:
+            self._leave()
 
-    def _keep_logs(self) -> int:
-        """Copy the workers' logs out of the folder that is about to go; return how many there are."""
+    def _keep_logs(self) -> str:
+        """Copy the workers' logs out of the folder that is about to go, and return a line that says so; empty if there are none."""
         if self._folder is None or self._logs_dir is None:
-            return 0
-        found = Path(self._folder).glob("session_2*/logs/worker-*")
-        logs = [log for log in found if log.suffix in (".out", ".err") and log.stat().st_size]
-        self._logs_dir.mkdir(parents=True, exist_ok=True)
-        for log in logs:
-            shutil.copy(log, self._logs_dir)
-        return len(logs)
+            return ""
+        try:
+            found = Path(self._folder).glob("session_2*/logs/worker-*")
+            logs = [log for log in found if log.suffix in (".out", ".err") and log.stat().st_size]
+            self._logs_dir.mkdir(parents=True, exist_ok=True)
+            for log in logs:
+                shutil.copy(log, self._logs_dir)
+        except OSError as e:  # a full disk, say: it must not take the place of what ended the run
+            return f"the logs of worker processes could not be copied into {self._logs_dir}: {e}"
+        return f"{len(logs)} logs of worker processes are in {self._logs_dir}" if logs else ""
 
     def _connect(self) -> None:
         if self._address is not None:

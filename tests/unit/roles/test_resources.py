@@ -14,7 +14,7 @@ import ray
 from ray._private import utils
 from ray.exceptions import GetTimeoutError
 
-from hybridrl.errors import EngineError
+from hybridrl.errors import EngineError, RankLostError
 from hybridrl.roles import resources
 from hybridrl.roles.resources import Cluster
 
@@ -68,3 +68,20 @@ def test_a_private_cluster_that_does_not_start_leaves_no_folder(
     with pytest.raises(EngineError, match="Ray did not start on this machine"):
         Cluster(None, -9).__enter__()
     assert not list(tmp_path.iterdir())
+
+
+def test_logs_that_cannot_be_kept_are_said_and_neither_hide_what_ended_the_run_nor_leave_ray_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "run").touch()  # no folder can be made in it
+    (tmp_path / "ray").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "ray"))
+    monkeypatch.setattr(ray, "init", lambda *arguments, **settings: None)
+    message = rf"^rank 1 died\nthe logs of worker processes could not be copied into {tmp_path}/run/logs: .*Not a dir"
+    with pytest.raises(RankLostError, match=message), Cluster(None, 1, tmp_path / "run" / "logs"):
+        (folder,) = (tmp_path / "ray").iterdir()
+        log = folder / "session_2026" / "logs" / "worker-1.out"
+        log.parent.mkdir(parents=True)
+        log.write_text("last words")
+        raise RankLostError("rank 1 died")
+    assert not list((tmp_path / "ray").iterdir())
