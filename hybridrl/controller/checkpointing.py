@@ -5,7 +5,8 @@
 
 A checkpoint is begun after its step was recorded, so what the run's folder says of later steps is dropped on resume. At most one
 save is under way. A save that fails is reported after the next step, leaves nothing behind, and the run goes on: the checkpoint
-before it is still there.
+before it is still there. While ranks still write one that was given up, on storage that hangs, none is begun: each would take memory
+for one more copy.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hybridrl.checkpoint.folder import MODEL, CheckpointFolder
 from hybridrl.checkpoint.manifest import FileRecord, record_of
@@ -22,6 +24,9 @@ from hybridrl.controller.interfaces import Recorder, SavedModel
 from hybridrl.controller.run_state import RunState, write_run_state
 from hybridrl.reshard.checkpoint import copy_companions
 from hybridrl.roles.future import wait_all
+
+if TYPE_CHECKING:
+    from hybridrl.roles.megatron_state import RoleSave
 
 _POLL_S = 5.0
 
@@ -58,6 +63,7 @@ class Checkpointer:
         self._recorder = recorder
         self._model_folder = model_folder
         self._begun: _Begun | None = None
+        self._overdue: int | None = None  # step of the save that was given up before all ranks had written it
 
     def after_step(self, state: RunState, *, is_last: bool) -> None:
         """Complete what was begun if it is ready, and begin what is due, as the last step always is."""
@@ -69,6 +75,11 @@ class Checkpointer:
     def save(self, state: RunState) -> None:
         """Begin a checkpoint, and end it unless that is to happen meanwhile."""
         self.finish()
+        if self._overdue is not None:
+            if not all(save.is_done for save in self._poll(0.0)):
+                self._give_up(state.step, f"ranks still write that after step {self._overdue}; look at their storage")
+                return
+            self._overdue = None
         try:
             folder = self._folder.begin(state.step)
             own = write_run_state(folder, state) | self._write_model(folder / MODEL)
@@ -89,13 +100,12 @@ class Checkpointer:
         begun = self._begun
         if begun is None:
             return
-        polls = [model.poll_save(wait_s) for model in self._models]
-        wait_all(polls)
-        saves = [poll.value() for poll in polls]
+        saves = self._poll(wait_s)
         is_done = all(save.is_done for save in saves)
         if not is_done and time.monotonic() <= begun.deadline:
             return
         self._begun = None
+        self._overdue = None if is_done else begun.step
         errors = [error for save in saves for error in save.errors]
         if errors or not is_done:
             self._give_up(begun.step, "; ".join(errors) or f"not done after {self._config.timeout_s:g} s")
@@ -104,6 +114,11 @@ class Checkpointer:
             self._folder.complete(begun.step, {**begun.own, **{n: r for save in saves for n, r in save.files.items()}})
         except OSError as e:
             self._give_up(begun.step, str(e))
+
+    def _poll(self, wait_s: float) -> list[RoleSave]:
+        polls = [model.poll_save(wait_s) for model in self._models]
+        wait_all(polls)
+        return [poll.value() for poll in polls]
 
     def _give_up(self, step: int, reason: str) -> None:
         self._recorder.status(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future as PendingRecord
+from concurrent.futures import Future as PendingSave
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from hybridrl.roles.ports import free_port
 
 if TYPE_CHECKING:
     from hybridrl.checkpoint.manifest import FileRecord
+    from hybridrl.checkpoint.state_file import RankState
     from hybridrl.engines.megatron.engine import MegatronEngine
     from hybridrl.engines.megatron.process_groups import ProcessGroups
     from hybridrl.engines.megatron.results import LogprobResult, UpdateMetrics, ValueMetrics
@@ -68,7 +69,7 @@ class MegatronWorker:
         self._connection: _Connection | None = None
         self._profiler = Profiler(launch.profile, rank)
         self._writer = ThreadPoolExecutor(1)
-        self._saving: dict[ModelRole, PendingRecord[FileRecord]] = {}
+        self._saving: dict[ModelRole, PendingSave[RankSave]] = {}
         os.environ.update(_environment(launch))
         HEARTBEAT.show(Identity(launch.session, launch.roles, rank))
 
@@ -162,23 +163,25 @@ class MegatronWorker:
         self._actor.save_checkpoint(folder)
 
     def begin_save(self, role: ModelRole, folder: Path) -> None:
-        """Copy this rank's training state of a model into host memory, and go on while a thread writes it into a folder."""
-        from hybridrl.checkpoint.folder import rank_file
-        from hybridrl.checkpoint.state_file import write_rank_state
+        """Copy this rank's training state of a model into host memory, and go on while a thread writes it into a folder.
 
+        Raises:
+            EngineError: The copy before it is still being written; a second one might not fit into memory.
+        """
+        from hybridrl.checkpoint.folder import rank_file
+
+        if role in self._saving and not self._saving[role].done():
+            raise EngineError(
+                f"begin_save of {role.value} while the one before it is written; poll_save until it is done"
+            )
         path = folder / rank_file(role.value, self._rank)
-        self._saving[role] = self._writer.submit(write_rank_state, path, self._trained(role).state.snapshot())
+        self._saving[role] = self._writer.submit(_written, path, self._trained(role).state.snapshot())
 
     def poll_save(self, role: ModelRole, wait_s: float) -> RankSave:
         """Return how the save of a model that was begun last stands, after at most `wait_s` seconds."""
         saving = self._saving[role]
         wait([saving], wait_s)
-        if not saving.done():
-            return RankSave(is_done=False)
-        try:
-            return RankSave(is_done=True, record=saving.result())
-        except OSError as e:
-            return RankSave(is_done=True, error=str(e))
+        return saving.result() if saving.done() else RankSave(is_done=False)
 
     def damage_of(self, folder: Path, files: Mapping[str, FileRecord]) -> list[str]:
         """Read files of a checkpoint and return what is wrong with them."""
@@ -238,6 +241,16 @@ class MegatronWorker:
 
     def _place(self) -> Place:
         return Place(ModelRole.ACTOR.value, self._rank, this_node(), _device(self._launch.platform, self._rank))
+
+
+def _written(path: Path, state: RankState) -> RankSave:
+    """Write a rank's file. An error is a value: kept as an exception, its traceback would keep the state in memory."""
+    from hybridrl.checkpoint.state_file import write_rank_state
+
+    try:
+        return RankSave(is_done=True, record=write_rank_state(path, state))
+    except OSError as e:
+        return RankSave(is_done=True, error=str(e))
 
 
 def _environment(launch: MegatronLaunch) -> Mapping[str, str]:

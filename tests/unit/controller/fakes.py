@@ -119,12 +119,15 @@ class FakeSavedModel:
     errors: tuple[str, ...] = ()
     damaged: frozenset[str] = frozenset()
     loaded: list[Path] = field(default_factory=list)
+    files: dict[str, FileRecord] = field(default_factory=dict)
 
     def begin_save(self, folder: Path) -> FakeFuture[None]:
         def answer() -> None:
-            self.folder = folder
+            self.files = {}
             for rank in range(self.num_ranks):
-                (folder / rank_file(self.role.value, rank)).write_text(f"rank {rank}")
+                name = rank_file(self.role.value, rank)
+                (folder / name).write_text(f"rank {rank}")
+                self.files[name] = record_of(folder / name)
 
         return FakeFuture(answer)
 
@@ -133,8 +136,7 @@ class FakeSavedModel:
             self.pending -= 1
             if self.pending >= 0:
                 return RoleSave(False, {})
-            names = [rank_file(self.role.value, rank) for rank in range(self.num_ranks)]
-            return RoleSave(True, {name: record_of(self.folder / name) for name in names}, self.errors)
+            return RoleSave(True, self.files, self.errors)
 
         return FakeFuture(answer)
 

@@ -129,6 +129,22 @@ def test_a_save_that_takes_too_long_counts_as_failed(tmp_path: Path, model: Path
     assert list((tmp_path / "saved").iterdir()) == []
 
 
+def test_no_checkpoint_is_begun_while_ranks_still_write_one_that_was_given_up(tmp_path: Path, model: Path) -> None:
+    actor, recorder = FakeSavedModel(pending=10**9), FakeRecorder()
+    saving = checkpointer(tmp_path, actor, recorder, is_async=False, timeout_s=1e-9)
+    saving.after_step(state(2), is_last=False)
+    actor.files = {}
+    saving.after_step(state(4), is_last=False)
+    assert actor.files == {}, "begun"
+    assert recorder.said[1:] == [
+        f"the checkpoint after step 4 could not be written into {tmp_path / 'saved' / 'step_000004'}, the run goes on: "
+        "ranks still write that after step 2; look at their storage"
+    ]
+    actor.pending = 0
+    saving.after_step(state(6), is_last=False)
+    assert steps_saved(tmp_path) == [6] and len(recorder.said) == 2
+
+
 def test_a_critic_is_saved_beside_the_actor_and_both_are_waited_for(tmp_path: Path, model: Path) -> None:
     critic = FakeSavedModel(ModelRole.CRITIC, num_ranks=1, pending=1)
     saving = checkpointer(tmp_path, FakeSavedModel(), FakeRecorder(), critic)
