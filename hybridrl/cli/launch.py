@@ -64,15 +64,23 @@ class Launch:
         if problems:
             raise ConfigError(problems)
 
-    def command(self, config: Path, overrides: Sequence[str]) -> list[str]:
-        """Return the call of sbatch, which prints the number of the job; `config` is relative to the folder of the call."""
+    def command(self, config: Path, overrides: Sequence[str], experiment: ExperimentConfig) -> list[str]:
+        """Return the call of sbatch, which prints the number of the job.
+
+        Args:
+            config: File of the configuration, relative to the folder of the call.
+            overrides: Settings that replace those of the file.
+            experiment: What both give.
+        """
         named = {"partition": self.partition, "account": self.account, "time": self.time}
         settings = [f"--{name}={value}" for name, value in named.items() if value is not None]
         settings.append(f"--signal=B:USR1@{self.stop_before_s}")
         if self.gpus_per_node:
             settings.append(f"--gpus-per-node={self.gpus_per_node}")
+        exported = [f"HYBRIDRL_GOES_ON={int(_goes_on(experiment))}"]
         if self.container is not None:
-            settings.append(f"--export=ALL,HYBRIDRL_CONTAINER={self.container}")
+            exported.append(f"HYBRIDRL_CONTAINER={self.container}")
+        settings.append(f"--export=ALL,{','.join(exported)}")
         script = [str(SCRIPT), str(config), *overrides]
         return ["sbatch", "--parsable", f"--nodes={self.num_nodes}", *settings, *self.options, *script]
 
@@ -84,9 +92,7 @@ class Launch:
             EngineError: Slurm is not here, or refuses the job.
         """
         self._check(experiment)
-        command = self.command(config, overrides)
-        if not _goes_on(experiment):
-            command.insert(1, "--no-requeue")
+        command = self.command(config, overrides, experiment)
         if self.is_dry_run:
             print(shlex.join(command))
             return 0

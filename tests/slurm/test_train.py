@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from hybridrl.cli.launch import Launch
+from hybridrl.preflight.check import load_checked
+from hybridrl.preflight.command import Command
 from tests.e2e.runs import CALC, one_rank, read_metrics
 from tests.slurm.cluster import SlurmCluster, has_ended, missing_programs, slurm_cluster
 
@@ -26,10 +28,10 @@ SHORT = (
 
 
 def submit(cluster: SlurmCluster, num_nodes: int, *overrides: str, options: tuple[str, ...] = ()) -> str:
-    settings = dict(setting.split("=", 1) for setting in (*SHORT, *overrides))
-    return cluster.call(
-        *Launch(num_nodes, options=options).command(CALC, [f"{key}={value}" for key, value in settings.items()])
-    )
+    chosen = dict(setting.split("=", 1) for setting in (*SHORT, *overrides))
+    settings = [f"{key}={value}" for key, value in chosen.items()]
+    experiment = load_checked(CALC, settings, Command.TRAIN).config
+    return cluster.call(*Launch(num_nodes, options=options).command(CALC, settings, experiment))
 
 
 def test_two_nodes_train_together(tmp_path: Path) -> None:
@@ -43,6 +45,7 @@ def test_two_nodes_train_together(tmp_path: Path) -> None:
 
 
 def test_an_unfit_node_is_excluded_and_the_job_runs_on_the_other(tmp_path: Path) -> None:
+    """Also a job that cannot go on, which Slurm does not start over once it trains."""
     prolog = '[[ $SLURMD_NODENAME != n0 ]] || echo "export HYBRIDRL_MIN_SHM_GIB=1000000"'
     with slurm_cluster(tmp_path, prolog) as cluster:
         job = submit(cluster, 1, *one_rank())
@@ -50,6 +53,7 @@ def test_an_unfit_node_is_excluded_and_the_job_runs_on_the_other(tmp_path: Path)
         log = cluster.log(job)
         assert state["JobState"] == "COMPLETED" and state["Restarts"] == "1", log
         assert state["ExcNodeList"] == "n0" and state["NodeList"] == "n1"
+        assert state["Requeue"] == "0"
         assert "n0: " in log and "GiB free in /dev/shm, expected 1000000" in log
 
 

@@ -11,6 +11,8 @@ from hybridrl.cli.launch import SCRIPT
 from hybridrl.cli.main import main
 from tests.unit.preflight.experiments import write_experiment
 
+GOES_ON = ["checkpoint.every_steps=5", "trainer.resume=auto"]
+
 
 def test_a_dry_run_prints_the_command_and_submits_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
@@ -18,12 +20,13 @@ def test_a_dry_run_prints_the_command_and_submits_nothing(tmp_path, capsys, monk
     options = ["--nodes", "4", "--time", "8:00:00", "--container", "pyxis:hybridrl.sqsh", "--sbatch-option=--qos=high"]
     assert main(["launch", str(config), "seed=9", "--slurm", "--dry-run", *options, "name=x"]) == 0
     words = shlex.split(capsys.readouterr().out)
-    assert words[:3] == ["sbatch", "--no-requeue", "--parsable"], "without checkpoints a job would start over"
-    assert {"--nodes=4", "--time=8:00:00", "--qos=high", "--export=ALL,HYBRIDRL_CONTAINER=pyxis:hybridrl.sqsh"} < set(
-        words
-    )
+    exported = "--export=ALL,HYBRIDRL_GOES_ON=0,HYBRIDRL_CONTAINER=pyxis:hybridrl.sqsh"
+    assert {"--nodes=4", "--time=8:00:00", "--qos=high", exported} < set(words)
     assert words[-4:] == [str(SCRIPT), str(config), "seed=9", "name=x"]
     assert SCRIPT.is_file()
+    assert "--no-requeue" not in words, "the job could not leave an unfit node"
+    assert main(["launch", str(config), *GOES_ON, "--slurm", "--dry-run", "--nodes", "4"]) == 0
+    assert "--export=ALL,HYBRIDRL_GOES_ON=1" in shlex.split(capsys.readouterr().out)
 
 
 def test_a_chain_waits_job_for_job(tmp_path, capsys, monkeypatch):
@@ -31,11 +34,10 @@ def test_a_chain_waits_job_for_job(tmp_path, capsys, monkeypatch):
     program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nwc -l < {tmp_path}/calls\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    goes_on = ["checkpoint.every_steps=5", "trainer.resume=auto"]
     command = ["launch", str(write_experiment(tmp_path)), "--slurm", "--nodes", "1", "--chain", "3"]
     assert main(command) == 2
     assert "each job would start over; set checkpoint.every_steps and trainer.resume=auto" in capsys.readouterr().err
-    assert main([*command, *goes_on]) == 0
+    assert main([*command, *GOES_ON]) == 0
     calls = (tmp_path / "calls").read_text().splitlines()
     assert [call.split()[0] for call in calls] == ["--parsable", "--dependency=afterany:1", "--dependency=afterany:2"]
     assert "submitted job 3" in capsys.readouterr().out
