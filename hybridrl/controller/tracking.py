@@ -13,6 +13,7 @@ from hybridrl.config.dump import resolved_yaml
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.errors import ConfigError
 from hybridrl.observability.run_folder import flat_config
+from hybridrl.observability.trackers.background import BackgroundTracker
 from hybridrl.observability.trackers.mlflow_tracker import MlflowTracker
 from hybridrl.observability.trackers.prometheus_tracker import PrometheusTracker
 from hybridrl.observability.trackers.tracker import Tracker
@@ -30,10 +31,10 @@ def open_trackers(config: ExperimentConfig, run_dir: Path) -> Iterator[Tracker]:
     if tracking.wandb is not WandbMode.OFF:
         is_online = tracking.wandb is WandbMode.ONLINE
         start = partial(WandbTracker, run_dir, tracking.wandb_project, resolved, is_online=is_online)
-        yield _started("tracking.wandb", start)
+        yield BackgroundTracker(_started("tracking.wandb", start))
     if tracking.mlflow_uri is not None:
         start = partial(MlflowTracker, tracking.mlflow_uri, run_dir.name, flat_config(resolved))
-        yield _started("tracking.mlflow_uri", start)
+        yield BackgroundTracker(_started("tracking.mlflow_uri", start))
     if tracking.prometheus_port is not None:
         yield PrometheusTracker(tracking.prometheus_host, tracking.prometheus_port, run_dir.name)
 

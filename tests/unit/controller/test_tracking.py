@@ -15,19 +15,9 @@ from hybridrl.controller.tracking import open_trackers
 from hybridrl.errors import ConfigError
 from hybridrl.observability.progress import PlainProgress
 from hybridrl.observability.recorder import RunRecorder
-
-
-class FakeWandb:
-    """The module and its run in one."""
-
-    def __init__(self) -> None:
-        self.exit_codes: list[int] = []
-
-    def init(self, **settings: Any) -> FakeWandb:
-        return self
-
-    def finish(self, exit_code: int) -> None:
-        self.exit_codes.append(exit_code)
+from hybridrl.observability.records import Outcome
+from hybridrl.observability.trackers.background import BackgroundTracker
+from tests.unit.observability.trackers.clients import FakeMlflow, FakeWandb
 
 
 def raising(error: Exception) -> Any:
@@ -53,10 +43,26 @@ def test_a_server_that_is_not_there_is_named_and_the_trackers_before_it_are_clos
     expected = r"tracking.mlflow_uri: the tracker cannot be started: ConnectionError: connection refused; correct it"
     with pytest.raises(ConfigError, match=expected):
         run_with(tracking, tmp_path)
-    assert wandb.exit_codes == [1]
+    assert wandb.calls[-1] == ("finish", 1)
 
 
 def test_a_login_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=raising(RuntimeError("no API key"))))
     with pytest.raises(ConfigError, match=r"tracking.wandb: the tracker cannot be started: RuntimeError: no API key"):
         run_with(TrackingConfig(wandb=WandbMode.ONLINE), tmp_path)
+
+
+def test_clients_of_servers_run_behind_a_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
+    monkeypatch.setitem(sys.modules, "mlflow", FakeMlflow())
+    tracking = TrackingConfig(wandb=WandbMode.ONLINE, mlflow_uri="http://somewhere:5000", prometheus_port=0)
+    opened = list(open_trackers(ExperimentConfig(tracking=tracking), tmp_path))
+    try:
+        assert [(tracker.name, isinstance(tracker, BackgroundTracker)) for tracker in opened] == [
+            ("wandb", True),
+            ("mlflow", True),
+            ("prometheus", False),
+        ]
+    finally:
+        for tracker in opened:
+            tracker.close(Outcome.FINISHED)

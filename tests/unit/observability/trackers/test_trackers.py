@@ -1,14 +1,11 @@
-"""Trackers against what they talk to: Prometheus over HTTP, the clients of W&B and MLflow as fakes that keep what they are told."""
+"""Trackers against what they talk to: Prometheus over HTTP, the clients of W&B and MLflow as fakes."""
 
 from __future__ import annotations
 
 import math
 import sys
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,54 +16,9 @@ from hybridrl.observability.records import Outcome
 from hybridrl.observability.trackers.mlflow_tracker import MlflowTracker
 from hybridrl.observability.trackers.prometheus_tracker import PrometheusTracker
 from hybridrl.observability.trackers.wandb_tracker import WandbTracker
+from tests.unit.observability.trackers.clients import FakeMlflow, FakeWandb
 
 METRICS = {"reward/mean": 0.5, "weight_sync/verified": True, "actor/loss": math.nan}
-
-
-class FakeWandb:
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, Any]] = []
-
-    def init(self, **settings: Any) -> FakeWandb:
-        self.calls.append(("init", settings))
-        return self
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        self.calls.append(("log", (step, metrics)))
-
-    def finish(self, exit_code: int) -> None:
-        self.calls.append(("finish", exit_code))
-
-
-class FakeMlflow:
-    """The module and its client in one."""
-
-    entities = SimpleNamespace(
-        Metric=lambda key, value, timestamp, step: (key, value, step), Param=lambda key, value: (key, value)
-    )
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, Any]] = []
-
-    def MlflowClient(self, tracking_uri: str) -> FakeMlflow:  # noqa: N802  # the library's name
-        self.calls.append(("client", tracking_uri))
-        return self
-
-    def get_experiment_by_name(self, name: str) -> None:
-        return None
-
-    def create_experiment(self, name: str) -> str:
-        return f"id of {name}"
-
-    def create_run(self, experiment: str, run_name: str) -> SimpleNamespace:
-        self.calls.append(("run", (experiment, run_name)))
-        return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
-
-    def log_batch(self, run_id: str, metrics: Sequence[object] = (), params: Sequence[object] = ()) -> None:
-        self.calls.append(("batch", (run_id, list(metrics), list(params))))
-
-    def set_terminated(self, run_id: str, status: str) -> None:
-        self.calls.append(("end", (run_id, status)))
 
 
 def test_wandb_gets_the_run_its_configuration_and_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
