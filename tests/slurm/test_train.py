@@ -27,11 +27,11 @@ SHORT = (
 )
 
 
-def submit(cluster: SlurmCluster, num_nodes: int, *overrides: str, options: tuple[str, ...] = ()) -> str:
+def submit(cluster: SlurmCluster, num_nodes: int, *overrides: str) -> str:
     chosen = dict(setting.split("=", 1) for setting in (*SHORT, *overrides))
     settings = [f"{key}={value}" for key, value in chosen.items()]
     experiment = load_checked(CALC, settings, Command.TRAIN).config
-    return cluster.call(*Launch(num_nodes, options=options).command(CALC, settings, experiment))
+    return cluster.call(*Launch(num_nodes).command(CALC, settings, experiment))
 
 
 def test_two_nodes_train_together(tmp_path: Path) -> None:
@@ -84,10 +84,12 @@ def without_times(folder: Path) -> list[dict[str, float]]:
 
 
 def test_before_the_time_limit_a_job_saves_and_goes_on_in_the_queue(tmp_path: Path) -> None:
-    """The limit of two minutes comes in the midst of 100 steps, and the signal before it."""
+    """Once there is a checkpoint the limit is brought so near that Slurm announces it at its next look, every 30 seconds."""
     with slurm_cluster(tmp_path) as cluster:
-        options = ("--time=2", "--signal=B:USR1@50")
-        job = submit(cluster, 1, *one_rank(), *GO_ON, "trainer.num_steps=100", options=options)
+        job = submit(cluster, 1, *one_rank(), *GO_ON, "trainer.num_steps=100")
+        state = cluster.wait(job, lambda state: has_checkpoint(cluster), 300)
+        hours, minutes, _ = map(int, state["RunTime"].split(":"))
+        cluster.call("scontrol", "update", f"JobId={job}", f"TimeLimit={60 * hours + minutes + 5}")
         cluster.wait(job, lambda state: int(state["Restarts"]) >= 1, 300)
         assert "the same command goes on from the checkpoint after step" in cluster.log(job)
         done = len(steps_of(cluster))
