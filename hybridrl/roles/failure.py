@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybridrl.errors import EngineError, EngineLostError, PeerLostError, RankLostError
+from hybridrl.reshard.lost_peer import is_lost_peer
 
 
 class FailureKind(enum.IntEnum):
@@ -53,24 +54,11 @@ class ReplaceableRankLostError(RankLostError):
         self.failures = tuple(failures)
 
 
-_CONNECTION_MARKS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "Socket Timeout",
-    "Timed out waiting",
-    "ncclRemoteError",
-)
-"""What gloo, NCCL and the TCP store say when it is the other end that failed; they have no error types for it."""
-
-
 def kind_of(error: BaseException) -> FailureKind:
     """Tell a rank's own exception from one that only reports the failure of a peer or of its engine."""
     if isinstance(error, EngineLostError):
         return FailureKind.DIED
-    is_of_library = isinstance(error, (RuntimeError, OSError)) and any(mark in str(error) for mark in _CONNECTION_MARKS)
-    return FailureKind.CONNECTION if is_of_library or isinstance(error, PeerLostError) else FailureKind.RAISED
+    return FailureKind.CONNECTION if isinstance(error, PeerLostError) or is_lost_peer(error) else FailureKind.RAISED
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:

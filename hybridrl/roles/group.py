@@ -10,12 +10,30 @@ from typing import Any, Generic, TypeVar
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from hybridrl.observability.hang_verdict import PendingCall
 from hybridrl.observability.heartbeat import HEARTBEAT
 from hybridrl.roles.dispatch import Dispatch
 from hybridrl.roles.failure import Failure, FailureKind, kind_of
+
+_LOST_PROCESS = (
+    RayActorError,
+    WorkerCrashedError,
+    OutOfMemoryError,  # Ray's own: it ended the process to save the node
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,  # an answer or an argument that was on a node or with a process that is gone
+)
 
 T = TypeVar("T")
 Observe = Callable[[str, str, str, float, float], None]
@@ -160,13 +178,8 @@ class RoleFuture(Generic[T]):
         group.calls.observe(group.role, f"rank {group.ranks[rank]}", self._phase, self._called_at, answered_at)
         try:
             self._answers[rank] = ray.get(ref)
-        except RayTaskError as e:
-            kind = kind_of(e.cause)
-            self._fail(rank, kind, str(e.cause if kind is FailureKind.DIED else e))  # str(e) is the remote traceback
-        except RayActorError as e:
-            self._fail(rank, FailureKind.DIED, f"its process ended (killed, or out of memory?): {e}")
         except RayError as e:
-            self._fail(rank, FailureKind.RAISED, f"{type(e).__name__}: {e}")
+            self._fail(rank, *failure_of(e))
 
     def _time_out(self) -> None:
         for ref in self._pending:
@@ -176,3 +189,13 @@ class RoleFuture(Generic[T]):
     def _fail(self, rank: int, kind: FailureKind, text: str) -> None:
         group, can_restart = self._group, self._group.is_replaceable and kind is FailureKind.DIED
         self._failures.append(Failure(group.role, group.ranks[rank], self._phase, kind, text, can_restart))
+
+
+def failure_of(error: RayError) -> tuple[FailureKind, str]:
+    """Tell what an error in place of a rank's answer says about the rank, and in which words."""
+    if isinstance(error, RayTaskError):
+        kind = FailureKind.CONNECTION if isinstance(error.cause, _LOST_PROCESS) else kind_of(error.cause)
+        return kind, str(error.cause if kind is FailureKind.DIED else error)  # str(error) is the remote traceback
+    if isinstance(error, _LOST_PROCESS):
+        return FailureKind.DIED, f"its process ended (killed, or out of memory?): {type(error).__name__}: {error}"
+    return FailureKind.RAISED, f"{type(error).__name__}: {error}"

@@ -10,18 +10,21 @@ import uuid
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from hybridrl.errors import ReshardError
+from hybridrl.errors import PeerLostError, ReshardError
 from hybridrl.layout.box import Box, DType
 from hybridrl.layout.builder import ShardMapBuilder
 from hybridrl.layout.shard import CanonicalTensor, Place
 from hybridrl.reshard.executor import Receiver, Sender, TensorSink, TransferReport, compare_reports
 from hybridrl.reshard.planner import build_plan
-from hybridrl.reshard.transports import Rendezvous, open_transport, remove_leftovers
+from hybridrl.reshard.transports import Rendezvous, gloo, open_transport, remove_leftovers
 
 TENSOR, SHAPE, NUM_SOURCES = "model.norm.weight", (64, 1024), 2
-CONNECT_S, DEADLINE_S, SLACK_S = 2.0, 2.0, 6.0
+CONNECT_S, DEADLINE_S, SLACK_S = 4.0, 2.0, 6.0
+START_S = 3.0  # of the processes
 PHASES = ["before connect", "before the first message", "mid-chunk", "before the report"]
+JOIN_PHASES = ["in the join, unknown to all", "in the join, while others connect to it"]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.dist.test_transfer_kills"])
 
@@ -43,6 +46,35 @@ def make_plan(kind):
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DoomedStore(dist.Store):
+    """The store of a rank that is killed when it has published its address and asks for another's."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def set(self, key, value):
+        self.inner.set(key, value)
+
+    def wait(self, keys, timeout):
+        die()
+
+    def has_extended_api(self):
+        return False
+
+
+def die_in_join(phase):
+    """Have this process killed when gloo connects, with its address published or not."""
+    connect = gloo.gloo_group
+
+    def doomed(store, *arguments):
+        if phase == JOIN_PHASES[0]:
+            die()
+        return connect(DoomedStore(store), *arguments)
+
+    gloo.gloo_group = doomed
 
 
 class Doomed:
@@ -84,6 +116,8 @@ def rank_main(side, index, phase, rendezvous, answers):
     plan = make_plan(rendezvous.kind)
     if phase == "before connect":
         die()
+    if phase in JOIN_PHASES:
+        die_in_join(phase)
     try:
         answers.send(transfer(plan, side, index, phase, rendezvous))
     except ReshardError as e:
@@ -165,3 +199,28 @@ def test_a_killed_rank_is_named_in_bounded_time(kind, phase, dying):
     lacking = f"{name} sent nothing" if dying[0] == "source" else f"{name} holds checksum nothing"
     assert all(problem.startswith(TENSOR) for problem in problems)
     assert any(lacking in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "dying"),
+    [
+        *(
+            ("gloo", phase, rank)
+            for phase in JOIN_PHASES
+            for rank in (("source", 0), ("source", 1), ("destination", 0))
+        ),
+        ("mixed", JOIN_PHASES[1], ("source", 1)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value[0]} {value[1]}",
+)
+def test_a_rank_that_is_killed_while_it_connects_is_a_lost_peer_within_the_bound_on_connecting(kind, phase, dying):
+    answers, seconds = run_and_kill(kind, dying, phase)
+    assert answers.pop(dying) is None
+    assert seconds < CONNECT_S + START_S
+    assert all(type(error) is PeerLostError for error in answers.values()), answers
+    name = f"{'actor' if dying[0] == 'source' else 'rollout'} rank {dying[1]}"
+    connecting = [str(error) for error in answers.values() if "could not connect" in str(error)]
+    assert all(f"could not connect to {name} through" in message for message in connecting), connecting
+    assert connecting or all(name in str(error) for error in answers.values()), (
+        "it had answered all, and is missed later"
+    )

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from hybridrl.errors import PeerLostError, ReshardError
 from hybridrl.layout.shard import Place
+from hybridrl.reshard.lost_peer import is_lost_peer
 from hybridrl.reshard.transports import Endpoint, Fill, Label, Rendezvous, check_label
 from hybridrl.reshard.transports.inbox import Inbox, inboxes, payload, read_header, write_header
 from hybridrl.reshard.transports.store import open_store
@@ -30,6 +31,7 @@ Join = Callable[[dist.Store, int, int, timedelta], Any]  # torch declares no sen
 
 _NUM_TAGS = 1 << 30
 _NUM_SEND_BUFFERS = 2
+_MEET_SHARE, _JOIN_SHARE, _REPORT_SHARE = 0.5, 0.75, 0.875  # of the bound on connecting, by when each step ends
 
 
 class GroupTransport:
@@ -37,10 +39,11 @@ class GroupTransport:
 
     Args:
         allocate: Makes a uint8 buffer of a number of bytes where the group can reach it.
-        join: Makes the group of all ranks.
+        join: Makes the group of all ranks, which have met in the store; takes the time that it may take.
 
     Raises:
-        ReshardError: When relays are to be carried: a rank here either sends or receives.
+        PeerLostError: When a rank does not come or does not connect in time; names those that gave no sign.
+        ReshardError: When relays are to be carried: a rank here either sends or receives. When this rank cannot connect.
     """
 
     def __init__(self, rendezvous: Rendezvous, endpoint: Endpoint, allocate: Allocate, join: Join) -> None:
@@ -86,28 +89,39 @@ class GroupTransport:
         self._group = None
 
     def _connect(self, rendezvous: Rendezvous, rank: int, join: Join) -> Any:
-        places = self._endpoint.plan.senders
+        """Meet all ranks, join them, and say that this is done; who does not say so within the time is lost."""
+        start, places = time.monotonic(), self._endpoint.plan.senders
         missing = [str(place) for place in places[:1] if rank != 0]  # the first holds the store
+
+        def until(share: float) -> timedelta:
+            return timedelta(seconds=max(0.001, start + share * rendezvous.timeout_s - time.monotonic()))
+
         try:
             store = connect_store(rendezvous, is_master=rank == 0)
-            store.set(f"rank-{rank}", "here")
-            timeout = timedelta(seconds=rendezvous.timeout_s)
             try:
-                return join(store, rank, len(places), timeout)
-            except (RuntimeError, dist.DistError):
-                present = [i for i in range(len(places)) if store.check([f"rank-{i}"])]
-                missing = [str(place) for i, place in enumerate(places) if i not in present]
-                store.set(f"failed-{rank}", "")
-                if rank == 0:  # the store ends with this process: let the others find out who is missing
-                    with suppress(RuntimeError):
-                        store.wait([f"failed-{i}" for i in present], timeout)
+                store.set(f"here-{rank}", "")
+                store.wait([f"here-{i}" for i in range(len(places))], until(_MEET_SHARE))
+                group = join(store, rank, len(places), until(_JOIN_SHARE))
+                store.set(f"ended-{rank}", "")
+                return group
+            except RuntimeError:
+                store.set(f"ended-{rank}", "")
+                # The store ends with the first rank: it is the last to go, so that the others find out who is missing.
+                missing = self._missing(store, until(_REPORT_SHARE if rank else 1.0))
                 raise
-        except (OSError, RuntimeError, dist.DistError) as e:
-            kind = PeerLostError if missing else ReshardError
+        except (OSError, RuntimeError) as e:
+            kind = PeerLostError if missing or is_lost_peer(e) else ReshardError
             raise kind(
                 f"{self._me}: could not connect to {', '.join(missing) or 'its peers'} through {rendezvous.host}:"
                 f"{rendezvous.port} within {rendezvous.timeout_s:g} s ({e})"
             ) from e
+
+    def _missing(self, store: dist.Store, timeout: timedelta) -> list[str]:
+        """Return the ranks that have neither joined nor failed to, once the time is up."""
+        ended = [f"ended-{i}" for i in range(len(self._endpoint.plan.senders))]
+        with suppress(RuntimeError):
+            store.wait(ended, timeout)
+        return [str(self._place(i)) for i, key in enumerate(ended) if not store.check([key])]
 
     def _send_all(self, sends: Sequence[tuple[int, Label, Fill]], deadline: float) -> None:
         buffers = self._memory.view(_NUM_SEND_BUFFERS, -1)
@@ -163,8 +177,8 @@ class GroupTransport:
     def _place(self, peer: int) -> Place:
         return self._endpoint.plan.senders[peer]
 
-    def _named(self, peer: int) -> _NamedErrors:
-        return _NamedErrors(self._me, self._place(peer))
+    def _named(self, peer: int) -> NamedErrors:
+        return NamedErrors(self._me, self._place(peer))
 
 
 def connect_store(rendezvous: Rendezvous, *, is_master: bool) -> dist.Store:
@@ -179,7 +193,7 @@ def _largest(inbox: Inbox, source: int) -> int:
     return -(-size // 64) * 64
 
 
-class _NamedErrors:
+class NamedErrors:
     """Turns a failed operation into an error that names both ranks."""
 
     def __init__(self, me: Place, peer: Place) -> None:
@@ -190,4 +204,5 @@ class _NamedErrors:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RuntimeError):
-            raise PeerLostError(f"{self._me}: transfer with {self._peer} failed or timed out ({error})") from error
+            kind_of_error = PeerLostError if is_lost_peer(error) else ReshardError
+            raise kind_of_error(f"{self._me}: transfer with {self._peer} failed ({error})") from error

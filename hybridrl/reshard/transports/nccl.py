@@ -20,7 +20,14 @@ class NcclTransport(GroupTransport):
         require_cuda("nccl", endpoint.place)
         if not dist.is_nccl_available():
             raise ReshardError(f"{endpoint.place}: transport nccl needs a torch that was built with NCCL; use gloo")
-        super().__init__(rendezvous, endpoint, device_memory, _join)
+
+        def join(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroupNCCL:
+            del timeout  # NCCL connects two ranks when they exchange their first message
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(seconds=rendezvous.timeout_s)  # the options have no other door
+            return dist.ProcessGroupNCCL(store, rank, world_size, options)
+
+        super().__init__(rendezvous, endpoint, device_memory, join)
 
 
 def require_cuda(kind: str, me: Place) -> None:
@@ -34,9 +41,3 @@ def require_cuda(kind: str, me: Place) -> None:
 def device_memory(num_bytes: int) -> torch.Tensor:
     """Allocate on the current device."""
     return torch.empty(num_bytes, dtype=torch.uint8, device=torch.device("cuda", torch.cuda.current_device()))
-
-
-def _join(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroupNCCL:
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout  # the options have no other door
-    return dist.ProcessGroupNCCL(store, rank, world_size, options)

@@ -10,11 +10,14 @@ import contextlib
 import fcntl
 import socket
 import struct
+import time
 from datetime import timedelta
 
 import torch.distributed as dist
 
 _BACKLOG = 2048
+_POLL_S = 0.05
+_GLOO_CONNECT_FACTOR = 5  # gloo/transport/tcp/pair.cc waits so many times its timeout for a connection
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 
 
@@ -22,10 +25,12 @@ def open_store(host: str, port: int, *, is_master: bool, timeout: timedelta) -> 
     """Connect to the store at `host`, or start it there.
 
     Raises:
-        OSError: The port is taken, or `host` is no address of this machine (master).
-        RuntimeError: Nobody answers in time; torch's DistError is one.
+        OSError: The port is taken, or `host` is no address of this machine (master); nobody listens in time (others).
+        RuntimeError: Whoever listens is no store, or gives no answer; torch's DistError is one.
     """
     listening = socket.create_server((host, port), backlog=_BACKLOG) if is_master else None
+    if not is_master:
+        _await_listener(host, port, timeout)
     return dist.TCPStore(
         host,
         port,
@@ -34,6 +39,19 @@ def open_store(host: str, port: int, *, is_master: bool, timeout: timedelta) -> 
         wait_for_workers=False,
         master_listen_fd=listening.detach() if listening else None,
     )
+
+
+def _await_listener(host: str, port: int, timeout: timedelta) -> None:
+    """Wait until somebody listens; torch's own client begins anew when its time is up, and takes more than twice as long."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            socket.create_connection((host, port), max(0.001, deadline - time.monotonic())).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_S)
 
 
 def address_towards(host: str, port: int) -> str:
@@ -56,8 +74,15 @@ def interface_of(address: str) -> str | None:
 
 
 def gloo_group(store: dist.Store, rank: int, size: int, address: str, timeout: timedelta) -> dist.ProcessGroupGloo:
-    """Connect a gloo group that listens on `address`. Collective: all `size` ranks call it."""
+    """Connect a gloo group that listens on `address`. Collective: all `size` ranks call it.
+
+    Args:
+        timeout: Bound on connecting, of which each wait for one rank's address gets a fifth.
+
+    Raises:
+        RuntimeError: A rank does not connect in time.
+    """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    options._timeout = timeout
+    options._timeout = timeout / _GLOO_CONNECT_FACTOR
     return dist.ProcessGroupGloo(store, rank, size, options)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from hybridrl.reshard.transports.store import address_towards, gloo_group, interface_of, open_store
 from hybridrl.roles.ports import free_port
@@ -46,6 +51,26 @@ def test_a_taken_port_is_an_error() -> None:
     with pytest.raises(OSError, match="in use"):
         open_store("127.0.0.1", port, is_master=True, timeout=TIMEOUT)
     del store
+
+
+def test_a_client_gives_up_when_its_time_is_up() -> None:
+    start = time.monotonic()
+    with pytest.raises(ConnectionRefusedError):
+        open_store("127.0.0.1", free_port("127.0.0.1"), is_master=False, timeout=timedelta(seconds=0.5))
+    assert 0.5 <= time.monotonic() - start < 1.0, "torch's own client takes from 1.5 s"
+
+
+def test_a_message_may_take_longer_than_connecting() -> None:
+    store, address = dist.HashStore(), "127.0.0.1"
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [pool.submit(gloo_group, store, rank, 2, address, timedelta(seconds=2)) for rank in range(2)]
+        groups: list[Any] = [rank.result() for rank in ranks]
+    buffer = torch.zeros(1)
+    work = groups[1].recv([buffer], 0, 0)
+    time.sleep(0.6)  # gloo's own timeout is a fifth of 2 s
+    groups[0].send([torch.ones(1)], 1, 0).wait()
+    assert work.wait(timedelta(seconds=2))
+    assert buffer.item() == 1.0
 
 
 def test_an_interface_is_found_by_its_address() -> None:

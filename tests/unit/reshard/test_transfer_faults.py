@@ -1,17 +1,18 @@
 """Faults of a transfer: each is caught, names the ranks it concerns, and ends in bounded time."""
 
 import itertools
+import socket
 import time
 
 import pytest
 import torch
 
-from hybridrl.errors import ReshardError
+from hybridrl.errors import PeerLostError, ReshardError
 from hybridrl.layout.parallel import ParallelSizes
 from hybridrl.reshard.executor import compare_reports
-from hybridrl.reshard.transports import Label
+from hybridrl.reshard.transports import Label, open_transport
 from tests.unit.reshard.test_executor import Tampering, flip_bit, sides, swap_rows
-from tests.unit.reshard.world import transfer
+from tests.unit.reshard.world import rendezvous, transfer
 
 KINDS = ["shm", "gloo"]
 DEADLINE_S = 1.0
@@ -157,3 +158,10 @@ def test_a_rank_that_never_connects_is_named_in_bounded_time(kind, monkeypatch):
     named = {"shm": "actor rank 2 did not attach in time", "gloo": "could not connect to actor rank 2 through"}
     assert named[kind] in str(received[0])
     assert seconds < 10
+
+
+def test_a_rank_that_cannot_listen_blames_no_peer():
+    meet = rendezvous("gloo", 1.0)
+    with socket.create_server((meet.host, meet.port)), pytest.raises(ReshardError, match="in use") as caught:
+        open_transport(meet, sides()[0], source=0)
+    assert not isinstance(caught.value, PeerLostError)
