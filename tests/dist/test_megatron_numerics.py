@@ -37,9 +37,7 @@ def test_log_probs_equal_transformers_and_export_is_bit_identical(family, degree
     if getattr(spec.layers[0].attention, "q_lora_rank", 0) is None and megatron.core.__version__ >= "0.17":
         pytest.skip("without Transformer Engine, megatron-core 0.17 and later cannot build MLA without q_lora")
     parallel = ParallelConfig(tp_size=degree, ep_size=ep_size)
-    results = run_ranks(
-        ranks.load_score_and_save, degree, parallel, folder, tmp_path / "export", SEQUENCES, TEMPERATURE
-    )
+    results = run_ranks(ranks.load_score_and_save, degree, parallel, folder, tmp_path / "export", SEQUENCES, TEMPERATURE)
     # float32 through 3 layers, log-probs down to -20; measured 1.2e-5.
     np.testing.assert_allclose(results[0].logprobs, want_logprobs, atol=1e-4)
     np.testing.assert_allclose(results[0].entropies, want_entropies, atol=1e-4)

@@ -29,6 +29,14 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.dist.test_transfer_kills"])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def started_server():
+    """Have the server of all processes import torch before anything is timed."""
+    first = _CONTEXT.Process(target=int)
+    first.start()
+    first.join()
+
+
 def shard_map(rows, place):
     builder = ShardMapBuilder(place, {TENSOR: CanonicalTensor(TENSOR, SHAPE)})
     builder.local("local", (len(rows), SHAPE[1]), DType.FLOAT32)
@@ -204,23 +212,20 @@ def test_a_killed_rank_is_named_in_bounded_time(kind, phase, dying):
 @pytest.mark.parametrize(
     ("kind", "phase", "dying"),
     [
-        *(
-            ("gloo", phase, rank)
-            for phase in JOIN_PHASES
-            for rank in (("source", 0), ("source", 1), ("destination", 0))
-        ),
+        *(("gloo", JOIN_PHASES[0], rank) for rank in (("source", 0), ("source", 1), ("destination", 0))),
+        *(("gloo", JOIN_PHASES[1], rank) for rank in (("source", 0), ("source", 1))),
         ("mixed", JOIN_PHASES[1], ("source", 1)),
     ],
-    ids=lambda value: value if isinstance(value, str) else f"{value[0]} {value[1]}",
+    ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value)),
 )
 def test_a_rank_that_is_killed_while_it_connects_is_a_lost_peer_within_the_bound_on_connecting(kind, phase, dying):
     answers, seconds = run_and_kill(kind, dying, phase)
     assert answers.pop(dying) is None
     assert seconds < CONNECT_S + START_S
-    assert all(type(error) is PeerLostError for error in answers.values()), answers
-    name = f"{'actor' if dying[0] == 'source' else 'rollout'} rank {dying[1]}"
-    connecting = [str(error) for error in answers.values() if "could not connect" in str(error)]
+    errors = [found for found in answers.values() if not isinstance(found, TransferReport)]
+    assert len(errors) == len(answers) or phase == JOIN_PHASES[1], "a source got through to who is dead"
+    assert errors, "the destination misses nothing"
+    assert all(type(error) is PeerLostError for error in errors), answers
+    name = {"source": "actor", "destination": "rollout"}[dying[0]] + f" rank {dying[1]}"
+    connecting = [str(error) for error in errors if "could not connect" in str(error)]
     assert all(f"could not connect to {name} through" in message for message in connecting), connecting
-    assert connecting or all(name in str(error) for error in answers.values()), (
-        "it had answered all, and is missed later"
-    )

@@ -56,8 +56,8 @@ def test_a_taken_port_is_an_error() -> None:
 def test_a_client_gives_up_when_its_time_is_up() -> None:
     start = time.monotonic()
     with pytest.raises(ConnectionRefusedError):
-        open_store("127.0.0.1", free_port("127.0.0.1"), is_master=False, timeout=timedelta(seconds=0.5))
-    assert 0.5 <= time.monotonic() - start < 1.0, "torch's own client takes from 1.5 s"
+        open_store("127.0.0.1", free_port("127.0.0.1"), is_master=False, timeout=timedelta(seconds=2))
+    assert 2.0 <= time.monotonic() - start < 2.6, "torch's own client tries anew, for up to 4.7 s"
 
 
 def test_a_message_may_take_longer_than_connecting() -> None:
