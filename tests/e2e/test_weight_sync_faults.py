@@ -145,6 +145,7 @@ def test_training_ranks_outlive_a_replaceable_rank_that_dies_and_send_the_same_v
         for handle in rollout.actors:
             ray.kill(handle)
         rollout = ThinRole(pool, "rollout", NUM_RANKS, "", is_replaceable=True)
+        ray.get([each.may_sample.remote() for each in rollout.actors], timeout=60)
         again = syncer()
         again.connect(all_maps("rollout"))
         assert again.sync(1).is_verified

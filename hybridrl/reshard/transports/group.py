@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
 from typing import Any
@@ -24,6 +23,7 @@ from hybridrl.layout.shard import Place
 from hybridrl.reshard.lost_peer import is_lost_peer
 from hybridrl.reshard.transports import Endpoint, Fill, Label, Rendezvous, check_label
 from hybridrl.reshard.transports.inbox import Inbox, inboxes, payload, read_header, write_header
+from hybridrl.reshard.transports.meeting import Meeting
 from hybridrl.reshard.transports.store import open_store
 
 Allocate = Callable[[int], torch.Tensor]
@@ -31,7 +31,6 @@ Join = Callable[[dist.Store, int, int, timedelta], Any]  # torch declares no sen
 
 _NUM_TAGS = 1 << 30
 _NUM_SEND_BUFFERS = 2
-_MEET_SHARE, _JOIN_SHARE, _REPORT_SHARE = 0.5, 0.75, 0.875  # of the bound on connecting, by when each step ends
 
 
 class GroupTransport:
@@ -89,39 +88,33 @@ class GroupTransport:
         self._group = None
 
     def _connect(self, rendezvous: Rendezvous, rank: int, join: Join) -> Any:
-        """Meet all ranks, join them, and say that this is done; who does not say so within the time is lost."""
-        start, places = time.monotonic(), self._endpoint.plan.senders
-        missing = [str(place) for place in places[:1] if rank != 0]  # the first holds the store
-
-        def until(share: float) -> timedelta:
-            return timedelta(seconds=max(0.001, start + share * rendezvous.timeout_s - time.monotonic()))
-
+        deadline = time.monotonic() + rendezvous.timeout_s
+        num_ranks = len(self._endpoint.plan.senders)
+        missing = [0] if rank else []  # it holds the store
         try:
             store = connect_store(rendezvous, is_master=rank == 0)
+            meeting = Meeting(store, rank, num_ranks, deadline)
+            if absent := meeting.meet():
+                meeting.leave(absent)
+                raise self._unconnected(rendezvous, absent, "they did not come")
             try:
-                store.set(f"here-{rank}", "")
-                store.wait([f"here-{i}" for i in range(len(places))], until(_MEET_SHARE))
-                group = join(store, rank, len(places), until(_JOIN_SHARE))
-                store.set(f"ended-{rank}", "")
-                return group
+                group = join(store, rank, num_ranks, meeting.time_to_join())
             except RuntimeError:
-                store.set(f"ended-{rank}", "")
-                # The store ends with the first rank: it is the last to go, so that the others find out who is missing.
-                missing = self._missing(store, until(_REPORT_SHARE if rank else 1.0))
+                missing = meeting.missing()
+                meeting.leave(missing)
                 raise
+            meeting.joined()
+            return group
         except (OSError, RuntimeError) as e:
-            kind = PeerLostError if missing or is_lost_peer(e) else ReshardError
-            raise kind(
-                f"{self._me}: could not connect to {', '.join(missing) or 'its peers'} through {rendezvous.host}:"
-                f"{rendezvous.port} within {rendezvous.timeout_s:g} s ({e})"
-            ) from e
+            raise self._unconnected(rendezvous, missing, e) from e
 
-    def _missing(self, store: dist.Store, timeout: timedelta) -> list[str]:
-        """Return the ranks that have neither joined nor failed to, once the time is up."""
-        ended = [f"ended-{i}" for i in range(len(self._endpoint.plan.senders))]
-        with suppress(RuntimeError):
-            store.wait(ended, timeout)
-        return [str(self._place(i)) for i, key in enumerate(ended) if not store.check([key])]
+    def _unconnected(self, rendezvous: Rendezvous, missing: Sequence[int], reason: object) -> ReshardError:
+        kind = PeerLostError if missing or (isinstance(reason, Exception) and is_lost_peer(reason)) else ReshardError
+        names = ", ".join(str(self._place(rank)) for rank in missing) or "its peers"
+        return kind(
+            f"{self._me}: could not connect to {names} through {rendezvous.host}:{rendezvous.port} "
+            f"within {rendezvous.timeout_s:g} s ({reason})"
+        )
 
     def _send_all(self, sends: Sequence[tuple[int, Label, Fill]], deadline: float) -> None:
         buffers = self._memory.view(_NUM_SEND_BUFFERS, -1)
