@@ -213,7 +213,7 @@ def test_a_killed_rank_is_named_in_bounded_time(kind, phase, dying):
     ("kind", "phase", "dying"),
     [
         *(("gloo", JOIN_PHASES[0], rank) for rank in (("source", 0), ("source", 1), ("destination", 0))),
-        *(("gloo", JOIN_PHASES[1], rank) for rank in (("source", 0), ("source", 1))),
+        *(("gloo", JOIN_PHASES[1], rank) for rank in (("source", 0), ("destination", 0))),
         ("mixed", JOIN_PHASES[1], ("source", 1)),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value)),
@@ -222,10 +222,7 @@ def test_a_rank_that_is_killed_while_it_connects_is_a_lost_peer_within_the_bound
     answers, seconds = run_and_kill(kind, dying, phase)
     assert answers.pop(dying) is None
     assert seconds < CONNECT_S + START_S
-    errors = [found for found in answers.values() if not isinstance(found, TransferReport)]
-    assert len(errors) == len(answers) or phase == JOIN_PHASES[1], "a source got through to who is dead"
-    assert errors, "the destination misses nothing"
-    assert all(type(error) is PeerLostError for error in errors), answers
     name = {"source": "actor", "destination": "rollout"}[dying[0]] + f" rank {dying[1]}"
-    connecting = [str(error) for error in errors if "could not connect" in str(error)]
-    assert all(f"could not connect to {name} through" in message for message in connecting), connecting
+    for error in answers.values():
+        assert type(error) is PeerLostError, error
+        assert f"could not connect to {name} through" in str(error)

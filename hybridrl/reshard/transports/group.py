@@ -95,15 +95,17 @@ class GroupTransport:
             store = connect_store(rendezvous, is_master=rank == 0)
             meeting = Meeting(store, rank, num_ranks, deadline)
             if absent := meeting.meet():
-                meeting.leave(absent)
+                meeting.see_off(absent)
                 raise self._unconnected(rendezvous, absent, "they did not come")
             try:
                 group = join(store, rank, num_ranks, meeting.time_to_join())
             except RuntimeError:
                 missing = meeting.missing()
-                meeting.leave(missing)
+                meeting.see_off(missing)
                 raise
-            meeting.joined()
+            if absent := meeting.missing():
+                meeting.see_off(absent)
+                raise self._unconnected(rendezvous, absent, "they did not finish")
             return group
         except (OSError, RuntimeError) as e:
             raise self._unconnected(rendezvous, missing, e) from e

@@ -1,8 +1,8 @@
 """How the ranks of a plan come together in a store, and find out which of them are missing, within one bound of time.
 
 The first rank holds the store and leads: it waits for all, and tells all who stayed away and how much time is left. With nobody
-missing each rank connects, and says when that has ended, well or not. Where it did not go well, a rank waits for the others to say
-so; one that was killed never does. The first rank leaves last, since the store ends with it.
+missing each rank connects, says when that has ended, well or not, and waits until all have said so; one that was killed never does.
+When somebody is missing the first rank leaves last, since the store ends with it.
 
 Example of 100 s: all come within 5 s, so 95 s are left. Connecting may take 71 s of them, and 14 s later who is silent is missing.
 """
@@ -45,25 +45,23 @@ class Meeting:
             self._store.wait(["met"], timedelta(seconds=self._until(self._deadline)))
         absent, self._left_s = json.loads(self._store.get("met"))
         self._met_at = time.monotonic()
+        if absent:
+            self._say("left")
         return [int(rank) for rank in absent]
 
     def time_to_join(self) -> timedelta:
         """Return how long connecting may take."""
         return timedelta(seconds=self._until(self._met_at + _JOIN_SHARE * self._left_s))
 
-    def joined(self) -> None:
-        """Say that this rank has connected."""
-        self._say("ended")
-        self._say("left")
-
     def missing(self) -> list[int]:
-        """Say that this rank could not connect; return those that are silent about it."""
+        """Say that this rank has ended to connect, and wait for the others; return those that do not say so."""
         self._say("ended")
-        return self._silent("ended", self._ranks, self._until(self._met_at + _REPORT_SHARE * self._left_s))
-
-    def leave(self, missing: Iterable[int]) -> None:
-        """Leave without a connection; the first rank lets all others go before that are not missing."""
+        silent = self._silent("ended", self._ranks, self._until(self._met_at + _REPORT_SHARE * self._left_s))
         self._say("left")
+        return silent
+
+    def see_off(self, missing: Iterable[int]) -> None:
+        """Have the first rank wait until the others have left, but for the missing."""
         if self._rank == 0:
             self._silent("left", set(self._ranks).difference(missing), self._until(self._deadline))
 

@@ -28,7 +28,7 @@ def _together(first: float, second: float, *, is_joining: bool) -> list[Seen]:
         missing = meeting.meet()
         if rank < 2:
             missing = missing or meeting.missing()
-            meeting.leave(missing)
+            meeting.see_off(missing)
         return missing, time.monotonic() - start
 
     with ThreadPoolExecutor(NUM_RANKS) as pool:
