@@ -59,6 +59,10 @@ class Launch:
                 f"--chain {self.num_chained}: each job would start over; set checkpoint.every_steps and "
                 f"trainer.resume={RESUME_AUTO}"
             )
+        if any(option.startswith("--export") for option in self.options):
+            problems.append(
+                "--sbatch-option --export: would replace what the job's script needs; set variables in the shell instead"
+            )
         if not SCRIPT.is_file():
             problems.append(f"{SCRIPT} is missing; launch from a checkout")
         if problems:

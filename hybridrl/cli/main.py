@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import enum
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from hybridrl.cli.doctor.command import add_doctor_command
 from hybridrl.cli.export import add_export_command
@@ -25,6 +27,8 @@ from hybridrl.cli.number import number
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.controller.stopping import EXIT_FAILED, EXIT_GO_ON, EXIT_INTERRUPTED
 from hybridrl.errors import CheckpointError, ConfigError, DataError, HybridRLError, RankLostError
+from hybridrl.observability.stacks import kill_children
+from hybridrl.observability.trackers.background import unfinished_trackers
 from hybridrl.parity.options import ParityOptions
 from hybridrl.preflight.check import Checked, load_checked
 from hybridrl.preflight.command import Command
@@ -88,6 +92,17 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
     """
     parsed = _parsed(arguments)
     return _look(parsed) if parsed.look is not None else _start(_request(parsed), runner)
+
+
+def run() -> NoReturn:
+    """Run the process's command and end the process, whatever trackers' clients that do not finish would do at its end."""
+    code = main()
+    if unfinished_trackers():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kill_children(os.getpid())
+        os._exit(code)
+    sys.exit(code)
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -244,4 +259,4 @@ def _complain(headline: str, error: HybridRLError | OSError) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

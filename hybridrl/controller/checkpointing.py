@@ -70,13 +70,13 @@ class Checkpointer:
         with self._recorder.phase("checkpoint"):
             self._complete(wait_s=0.0)
             if is_last or state.step % self._config.every_steps == 0:
-                self.save(state)
+                self.save(state, is_last=is_last)
 
-    def save(self, state: RunState) -> None:
-        """Begin a checkpoint, and end it unless that is to happen meanwhile."""
+    def save(self, state: RunState, *, is_last: bool) -> None:
+        """Begin a checkpoint, and end it unless that is to happen meanwhile. The last one waits for ranks that are late with another."""
         self.finish()
         if self._overdue is not None:
-            if not all(save.is_done for save in self._poll(0.0)):
+            if not self._are_through(self._config.timeout_s if is_last else 0.0):
                 self._give_up(state.step, f"ranks still write that after step {self._overdue}; look at their storage")
                 return
             self._overdue = None
@@ -114,6 +114,14 @@ class Checkpointer:
             self._folder.complete(begun.step, {**begun.own, **{n: r for save in saves for n, r in save.files.items()}})
         except OSError as e:
             self._give_up(begun.step, str(e))
+
+    def _are_through(self, within_s: float) -> bool:
+        """Whether all ranks have written what they began, within a time."""
+        until = time.monotonic() + within_s
+        while not all(save.is_done for save in self._poll(min(_POLL_S, within_s))):
+            if time.monotonic() >= until:
+                return False
+        return True
 
     def _poll(self, wait_s: float) -> list[RoleSave]:
         polls = [model.poll_save(wait_s) for model in self._models]

@@ -10,7 +10,6 @@ Saving has three steps, with a barrier of the caller's between them: :func:`crea
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from hybridrl.layout.shard import LocalTensor, ShardMap
 from hybridrl.reshard import ops
 from hybridrl.reshard.plan import Move
 from hybridrl.reshard.planner import build_plan, plan_for_source
+from hybridrl.reshard.room import take_room
 from hybridrl.reshard.segments import Copy, copy_tables
 
 _MAX_FILE_BYTES = 5 * 10**9
@@ -72,6 +72,7 @@ def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Pa
     (partial / "config.json").write_text(text, encoding="utf-8")
     files = _assign_files(spec, dtype)
     try:
+        _check_room(partial, sum(tensor.num_bytes for tensors in files.values() for tensor in tensors))
         for name, tensors in files.items():
             _create_file(partial / name, tensors)
     except ReshardError:
@@ -150,18 +151,26 @@ def _assign_files(spec: ModelSpec, dtype: DType) -> dict[str, list[LocalTensor]]
     return {f"model-{i + 1:05d}-of-{len(groups):05d}.safetensors": group for i, group in enumerate(groups)}
 
 
+def _check_room(folder: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise ReshardError(
+            f"{folder}: no room for {num_bytes} bytes, {free} are free; free some, or export into another folder"
+        )
+
+
 def _create_file(path: Path, tensors: list[LocalTensor]) -> None:
     """Make a file that has all its room: a mapped page for which the disk has none would end the process with SIGBUS."""
     header = safetensors_header(tensors, {"format": "pt"})
     size = len(header) + sum(tensor.num_bytes for tensor in tensors)
     with path.open("wb") as file:
         try:
-            os.posix_fallocate(file.fileno(), 0, size)
+            take_room(file.fileno(), size)
+            file.write(header)
         except OSError as e:
             raise ReshardError(
                 f"{path}: no room for its {size} bytes ({e.strerror}); free some, or export into another folder"
             ) from e
-        file.write(header)
 
 
 def file_view(entry: FileTensor, mapped: Mapping[Path, ops.Bytes]) -> ops.Bytes:

@@ -58,7 +58,8 @@ def kind_of(error: BaseException) -> FailureKind:
     """Tell a rank's own exception from one that only reports the failure of a peer or of its engine."""
     if isinstance(error, EngineLostError):
         return FailureKind.DIED
-    return FailureKind.CONNECTION if isinstance(error, PeerLostError) or is_lost_peer(error) else FailureKind.RAISED
+    is_of_peer = isinstance(error, (PeerLostError, RankLostError)) or is_lost_peer(error)
+    return FailureKind.CONNECTION if is_of_peer else FailureKind.RAISED
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:

@@ -28,6 +28,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybridrl.errors import EngineError, HybridRLError
+from hybridrl.observability.heartbeat import HEARTBEAT
 from hybridrl.roles.placement import Bundle, Slot, in_node_order
 
 T = TypeVar("T")
@@ -135,6 +136,7 @@ class Cluster:
         """Reserve resources; see :class:`ResourcePool`."""
         pool = ResourcePool(bundles, timeout_s)
         self._pools.append(pool)
+        HEARTBEAT.advance()
         return pool
 
 

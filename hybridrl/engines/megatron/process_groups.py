@@ -17,8 +17,9 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from hybridrl.config.choices import Platform
 from hybridrl.config.schema import ParallelConfig
-from hybridrl.errors import EngineError
+from hybridrl.errors import EngineError, RankLostError
 from hybridrl.layout.parallel import Coordinates, ParallelSizes, parallel_sizes
+from hybridrl.reshard.lost_peer import is_lost_peer
 from hybridrl.reshard.transports.store import open_store
 
 _BACKENDS = {Platform.CPU: "gloo", Platform.CUDA: "nccl"}
@@ -62,7 +63,8 @@ def start_process_group(
         local_rank: Device index (cuda platform).
 
     Raises:
-        EngineError: When expert degrees do not divide the ranks of a pipeline stage, or a rank stays away.
+        RankLostError: When a rank stays away.
+        EngineError: When expert degrees do not divide the ranks of a pipeline stage, or this rank cannot join.
     """
     sizes = parallel_sizes(parallel)
     _check_sizes(sizes)
@@ -81,7 +83,8 @@ def start_process_group(
             timeout=timeout,
         )
     except (OSError, RuntimeError, dist.DistError) as e:
-        raise EngineError(
+        kind = RankLostError if is_lost_peer(e) else EngineError
+        raise kind(
             f"training rank {rank}: the {sizes.world_size} ranks did not meet at {init_method} within {timeout_s:.0f} s ({e}); "
             "check that every rank started and that the address is reachable"
         ) from e

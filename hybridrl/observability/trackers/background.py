@@ -13,6 +13,13 @@ from hybridrl.observability.trackers.tracker import Tracker
 MAX_PENDING_STEPS = 1000
 CLOSE_TIMEOUT_S = 30.0
 
+_unfinished: set[str] = set()
+
+
+def unfinished_trackers() -> frozenset[str]:
+    """Return the names of trackers that were not seen to finish; hooks that their clients have left may hold up the end of the process."""
+    return frozenset(_unfinished)
+
 
 class BackgroundTracker:
     """Hands everything to a tracker on a daemon thread, in order. See :class:`hybridrl.observability.trackers.tracker.Tracker`.
@@ -33,6 +40,7 @@ class BackgroundTracker:
         self._pending: queue.Queue[Callable[[], None]] = queue.Queue(max_pending_steps)
         self._failure: Exception | None = None
         self._is_finished = False
+        _unfinished.add(self.name)
         self._thread = threading.Thread(target=self._work, name=f"tracker {self.name}", daemon=True)
         self._thread.start()
 
@@ -72,6 +80,7 @@ class BackgroundTracker:
     def _finish(self, outcome: Outcome) -> None:
         self._tracker.close(outcome)
         self._is_finished = True
+        _unfinished.discard(self.name)
 
     def _work(self) -> None:
         try:

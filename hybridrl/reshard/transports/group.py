@@ -96,7 +96,8 @@ class GroupTransport:
             meeting = Meeting(store, rank, num_ranks, deadline)
             if absent := meeting.meet():
                 meeting.see_off(absent)
-                raise self._unconnected(rendezvous, absent, "they did not come")
+                came_late = rank in absent
+                raise self._unconnected(rendezvous, absent, "this rank came late" if came_late else "they did not come")
             try:
                 group = join(store, rank, num_ranks, meeting.time_to_join())
             except RuntimeError:

@@ -37,17 +37,11 @@ class Meeting:
 
     def meet(self) -> list[int]:
         """Wait for all ranks; return those that did not come."""
-        self._say("here")
-        if self._rank == 0:
-            absent = self._silent("here", self._ranks, _MEET_SHARE * self._until(self._deadline))
-            self._store.set("met", json.dumps([absent, self._until(self._deadline)]))
-        else:
-            self._store.wait(["met"], timedelta(seconds=self._until(self._deadline)))
-        absent, self._left_s = json.loads(self._store.get("met"))
+        absent = self._agreed("here", _MEET_SHARE * self._until(self._deadline))
         self._met_at = time.monotonic()
         if absent:
             self._say("left")
-        return [int(rank) for rank in absent]
+        return absent
 
     def time_to_join(self) -> timedelta:
         """Return how long connecting may take."""
@@ -55,8 +49,7 @@ class Meeting:
 
     def missing(self) -> list[int]:
         """Say that this rank has ended to connect, and wait for the others; return those that do not say so."""
-        self._say("ended")
-        silent = self._silent("ended", self._ranks, self._until(self._met_at + _REPORT_SHARE * self._left_s))
+        silent = self._agreed("ended", self._until(self._met_at + _REPORT_SHARE * self._left_s))
         self._say("left")
         return silent
 
@@ -65,6 +58,17 @@ class Meeting:
         if self._rank == 0:
             self._silent("left", set(self._ranks).difference(missing), self._until(self._deadline))
 
+    def _agreed(self, what: str, within_s: float) -> list[int]:
+        """Say something, and return who did not say it within the first rank's time, which asks for all."""
+        self._say(what)
+        if self._rank == 0:
+            silent = self._silent(what, self._ranks, within_s)
+            self._store.set(f"not-{what}", json.dumps([silent, self._until(self._deadline)]))
+        else:
+            self._store.wait([f"not-{what}"], timedelta(seconds=self._until(self._deadline)))
+        silent, self._left_s = json.loads(self._store.get(f"not-{what}"))
+        return [int(rank) for rank in silent]
+
     def _say(self, what: str) -> None:
         self._store.set(f"{what}-{self._rank}", "")
 
@@ -72,6 +76,7 @@ class Meeting:
         keys = {rank: f"{what}-{rank}" for rank in ranks}
         with suppress(dist.DistStoreError):
             self._store.wait([*keys.values()], timedelta(seconds=within_s))
+            return []
         return [rank for rank, key in keys.items() if not self._store.check([key])]
 
     def _until(self, moment: float) -> float:

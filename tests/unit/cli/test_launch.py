@@ -29,6 +29,12 @@ def test_a_dry_run_prints_the_command_and_submits_nothing(tmp_path, capsys, monk
     assert "--export=ALL,HYBRIDRL_GOES_ON=1" in shlex.split(capsys.readouterr().out)
 
 
+def test_what_would_replace_the_variables_of_the_job_is_refused(tmp_path, capsys):
+    command = ["launch", str(write_experiment(tmp_path)), "--slurm", "--dry-run", "--nodes", "1"]
+    assert main([*command, "--sbatch-option=--export=NONE"]) == 2
+    assert "would replace what the job's script needs" in capsys.readouterr().err
+
+
 def test_a_chain_waits_job_for_job(tmp_path, capsys, monkeypatch):
     program = tmp_path / "sbatch"
     program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nwc -l < {tmp_path}/calls\n')

@@ -145,6 +145,15 @@ def test_no_checkpoint_is_begun_while_ranks_still_write_one_that_was_given_up(tm
     assert steps_saved(tmp_path) == [6] and len(recorder.said) == 2
 
 
+def test_the_last_checkpoint_waits_for_ranks_that_are_late_with_another(tmp_path: Path, model: Path) -> None:
+    actor, recorder = FakeSavedModel(pending=10**9), FakeRecorder()
+    saving = checkpointer(tmp_path, actor, recorder, is_async=False, timeout_s=0.5)
+    saving.after_step(state(2), is_last=False)
+    actor.pending = 3
+    saving.after_step(state(3), is_last=True)
+    assert steps_saved(tmp_path) == [3] and len(recorder.said) == 1
+
+
 def test_a_critic_is_saved_beside_the_actor_and_both_are_waited_for(tmp_path: Path, model: Path) -> None:
     critic = FakeSavedModel(ModelRole.CRITIC, num_ranks=1, pending=1)
     saving = checkpointer(tmp_path, FakeSavedModel(), FakeRecorder(), critic)

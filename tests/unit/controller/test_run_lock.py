@@ -42,13 +42,13 @@ def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_run_that_another_process_writes_is_refused_with_its_name_and_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: subprocess.Popen[str]
 ) -> None:
-    monkeypatch.setattr(run_lock, "_WAIT_S", 0.1)
+    monkeypatch.setattr(run_lock, "_WAIT_S", 1.0)
     told: list[str] = []
     with pytest.raises(ConfigError) as caught, sole_writer(tmp_path / "runs" / "demo", told.append):
         pytest.fail("two processes hold the run")
     assert f"{tmp_path}/runs/demo is in use by process {other.pid} on " in str(caught.value)
     assert str(caught.value).endswith(f"If its machine was lost, remove {tmp_path}/runs/.demo.lock")
-    assert len(told) == 1 and told[0].endswith("waiting for its end, 0.1 s at most")
+    assert len(told) == 1 and told[0].endswith("waiting for its end, 1 s at most")
 
 
 def test_the_end_of_the_other_process_however_it_comes_is_waited_for(
@@ -67,6 +67,24 @@ def test_removing_the_file_gives_the_run_free(tmp_path: Path, other: subprocess.
     (tmp_path / "runs" / ".demo.lock").unlink()
     with sole_writer(tmp_path / "runs" / "demo", pytest.fail):
         assert other.poll() is None
+
+
+def test_a_job_that_was_put_back_does_not_wait_for_what_its_earlier_start_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: subprocess.Popen[str]
+) -> None:
+    (tmp_path / "runs" / ".demo.lock").write_text("process 7 on node-1, Slurm job 42")
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    told: list[str] = []
+    with sole_writer(tmp_path / "runs" / "demo", told.append):
+        assert (tmp_path / "runs" / ".demo.lock").read_text().endswith(", Slurm job 42")
+    assert len(told) == 1 and "process 7 on node-1, Slurm job 42, which is this very job; going on" in told[0]
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    refused = pytest.raises(ConfigError, match=r"runs_dir: .*\.demo\.lock cannot be written")
+    with refused, sole_writer(tmp_path / "runs" / "demo", pytest.fail):
+        pytest.fail("held")
 
 
 def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,6 +89,14 @@ def test_the_room_of_an_export_is_taken_before_its_mapped_pages_are_written(fold
 def test_an_export_without_room_names_file_and_bytes_and_leaves_nothing(folder, tmp_path):
     message = r"export.partial/model.safetensors: no room for its \d{6} bytes \(File too large\); free some"
     with pytest.raises(ReshardError, match=message), files_of_at_most(100_000):
+        create_checkpoint(tmp_path / "export", SPEC, DType.FLOAT32, folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_an_export_that_is_larger_than_what_is_free_is_refused_as_a_whole(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    message = r"export.partial: no room for \d{6} bytes, 1000 are free"
+    with pytest.raises(ReshardError, match=message):
         create_checkpoint(tmp_path / "export", SPEC, DType.FLOAT32, folder)
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 

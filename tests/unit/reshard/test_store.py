@@ -57,19 +57,19 @@ def test_a_client_gives_up_when_its_time_is_up() -> None:
     start = time.monotonic()
     with pytest.raises(ConnectionRefusedError):
         open_store("127.0.0.1", free_port("127.0.0.1"), is_master=False, timeout=timedelta(seconds=2))
-    assert 2.0 <= time.monotonic() - start < 2.6, "torch's own client tries anew, for up to 4.7 s"
+    assert 2.0 <= time.monotonic() - start < 3.5, "torch's own client tries anew, for up to 4.7 s"
 
 
 def test_a_message_may_take_longer_than_connecting() -> None:
     store, address = dist.HashStore(), "127.0.0.1"
     with ThreadPoolExecutor(2) as pool:
-        ranks = [pool.submit(gloo_group, store, rank, 2, address, timedelta(seconds=2)) for rank in range(2)]
+        ranks = [pool.submit(gloo_group, store, rank, 2, address, timedelta(seconds=10)) for rank in range(2)]
         groups: list[Any] = [rank.result() for rank in ranks]
     buffer = torch.zeros(1)
     work = groups[1].recv([buffer], 0, 0)
-    time.sleep(0.6)  # gloo's own timeout is a fifth of 2 s
+    time.sleep(2.5)  # gloo's own timeout is a fifth of 10 s
     groups[0].send([torch.ones(1)], 1, 0).wait()
-    assert work.wait(timedelta(seconds=2))
+    assert work.wait(timedelta(seconds=10))
     assert buffer.item() == 1.0
 
 

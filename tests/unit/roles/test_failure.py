@@ -53,6 +53,7 @@ def test_a_time_out_names_every_silent_rank_and_the_seconds() -> None:
         (dist.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error"), FailureKind.RAISED),
         (ConnectionResetError(104, "Connection reset by peer"), FailureKind.CONNECTION),
         (PeerLostError("actor rank 0 closed its side of the weight sync"), FailureKind.CONNECTION),
+        (RankLostError("training rank 1: the 4 ranks did not meet"), FailureKind.CONNECTION),
         (ReshardError("actor rank 0: no 4096 bytes of shared memory"), FailureKind.RAISED),
         (ValueError("Connection closed by peer is no number"), FailureKind.RAISED),
         (EngineLostError("rollout engine: its processes have ended"), FailureKind.DIED),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -100,3 +102,24 @@ def test_what_the_tracker_raises_gives_it_up(
     assert [step for step, _ in server.told] == list(range(failing_step + 1)), "nor is it told the end"
     given_up = "remote: ConnectionError: the server is gone; the run goes on without it"
     assert capsys.readouterr().out.count(given_up) == 1
+
+
+STUCK_END = """
+import atexit, time
+from hybridrl.cli import main as cli
+from hybridrl.observability.trackers.background import BackgroundTracker
+
+class Silent:
+    name = "remote"
+
+BackgroundTracker(Silent())
+atexit.register(time.sleep, 1000)
+cli.main = lambda: 75
+print("told")
+cli.run()
+"""
+
+
+def test_what_a_client_does_at_the_end_of_the_process_does_not_hold_up_its_exit_code() -> None:
+    ended = subprocess.run([sys.executable, "-c", STUCK_END], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (75, "told\n"), ended.stderr
