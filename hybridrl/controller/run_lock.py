@@ -55,8 +55,8 @@ def _acquired(path: Path, run_dir: Path, tell: Callable[[str], None]) -> TextIO:
     while not _has_lock(file := path.open("a+", encoding="utf-8")):
         file.seek(0)
         holder = file.read() or "another process"
-        if (job := _own_job()) and holder.endswith(job):
-            tell(f"{run_dir} is marked as in use by {holder}, which is this very job; going on")
+        if _is_put_back() and holder.endswith(_own_job()):
+            tell(f"{run_dir} is marked as in use by {holder}, an earlier start of this very job; going on")
             return file
         file.close()
         text = f"{run_dir} is in use by {holder}"
@@ -85,6 +85,10 @@ def _has_lock(file: TextIO) -> bool:
 
 def _own_name() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}{_own_job()}"
+
+
+def _is_put_back() -> bool:
+    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 def _own_job() -> str:

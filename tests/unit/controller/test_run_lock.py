@@ -73,11 +73,19 @@ def test_a_job_that_was_put_back_does_not_wait_for_what_its_earlier_start_has_le
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: subprocess.Popen[str]
 ) -> None:
     (tmp_path / "runs" / ".demo.lock").write_text("process 7 on node-1, Slurm job 42")
+    monkeypatch.setattr(run_lock, "_WAIT_S", 1.0)
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     told: list[str] = []
+    with pytest.raises(ConfigError), sole_writer(tmp_path / "runs" / "demo", told.append):
+        pytest.fail("a job that was not put back has no earlier start")
+    told.clear()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     with sole_writer(tmp_path / "runs" / "demo", told.append):
         assert (tmp_path / "runs" / ".demo.lock").read_text().endswith(", Slurm job 42")
-    assert len(told) == 1 and "process 7 on node-1, Slurm job 42, which is this very job; going on" in told[0]
+    assert (
+        told[0].endswith("process 7 on node-1, Slurm job 42, an earlier start of this very job; going on")
+        and len(told) == 1
+    )
 
 
 def test_a_folder_that_cannot_be_written_to_is_an_error_in_words(tmp_path: Path) -> None:
