@@ -78,6 +78,14 @@ class Heartbeat:
         _COUNT.pack_into(self._page, 0, self.count)
         faulthandler.register(STACKS_SIGNAL, file=self._fd, all_threads=True)
 
+    def write_stacks(self) -> None:
+        """Write this process's own stacks, with the GIL held.
+
+        The signal's handler runs without it: beside the thread that asks, which runs Python, it would read frames that change, and may crash.
+        """
+        if self._fd is not None:
+            faulthandler.dump_traceback(self._fd, all_threads=True)
+
     def hide(self) -> None:
         """Show nothing any more; stacks asked for from now on would end the process, as the signal does by default."""
         if self._fd is not None:

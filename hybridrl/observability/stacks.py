@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from hybridrl.observability.heartbeat import PAGE_BYTES, STACKS_SIGNAL, Identity, read_page
+from hybridrl.observability.heartbeat import HEARTBEAT, PAGE_BYTES, STACKS_SIGNAL, Identity, read_page
 
 _PROC = Path("/proc")
 _QUIET_S = 0.3
@@ -95,7 +95,10 @@ def collect(session: str, timeout_s: float, pid: int | None = None) -> list[Proc
     """
     waiting = {found: (_size(found), 0, time.monotonic()) for found in _find(session, pid)}
     for found in waiting:
-        _signal(found.pid, STACKS_SIGNAL)
+        if found.pid == os.getpid():
+            HEARTBEAT.write_stacks()
+        else:
+            _signal(found.pid, STACKS_SIGNAL)
     until, reports = time.monotonic() + timeout_s, _stopped_children([*waiting])
     while waiting:
         is_late = time.monotonic() >= until
