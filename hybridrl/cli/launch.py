@@ -54,7 +54,7 @@ class Launch:
             problems.append(
                 f"--nodes {self.num_nodes}, --gpus-per-node {self.gpus_per_node}: {num_devices} GPUs, the configuration needs {wanted}"
             )
-        if self.num_chained > 1 and not _goes_on(experiment):
+        if self.num_chained > 1 and not experiment.goes_on:
             problems.append(
                 f"--chain {self.num_chained}: each job would start over; set checkpoint.every_steps and "
                 f"trainer.resume={RESUME_AUTO}"
@@ -81,7 +81,7 @@ class Launch:
         settings.append(f"--signal=B:USR1@{self.stop_before_s}")
         if self.gpus_per_node:
             settings.append(f"--gpus-per-node={self.gpus_per_node}")
-        exported = [f"HYBRIDRL_GOES_ON={int(_goes_on(experiment))}"]
+        exported = [f"HYBRIDRL_GOES_ON={int(experiment.goes_on)}"]
         if self.container is not None:
             exported.append(f"HYBRIDRL_CONTAINER={self.container}")
         settings.append(f"--export=ALL,{','.join(exported)}")
@@ -151,10 +151,6 @@ def launch_of(parsed: argparse.Namespace) -> Launch:
         tuple(parsed.sbatch_option),
         parsed.dry_run,
     )
-
-
-def _goes_on(experiment: ExperimentConfig) -> bool:
-    return experiment.checkpoint.every_steps > 0 and experiment.trainer.resume == RESUME_AUTO
 
 
 def _container(text: str) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import enum
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ from hybridrl.cli.number import number
 from hybridrl.config.schema import ExperimentConfig
 from hybridrl.controller.stopping import EXIT_FAILED, EXIT_GO_ON, EXIT_INTERRUPTED
 from hybridrl.errors import CheckpointError, ConfigError, DataError, HybridRLError, RankLostError
-from hybridrl.observability.stacks import kill_children
-from hybridrl.observability.trackers.background import unfinished_trackers
+from hybridrl.observability.stacks import end_process
+from hybridrl.observability.trackers.background import has_unfinished_trackers
 from hybridrl.parity.options import ParityOptions
 from hybridrl.preflight.check import Checked, load_checked
 from hybridrl.preflight.command import Command
@@ -97,11 +96,10 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Command], Run
 def run() -> NoReturn:
     """Run the process's command and end the process, whatever trackers' clients that do not finish would do at its end."""
     code = main()
-    if unfinished_trackers():
+    if has_unfinished_trackers():
         sys.stdout.flush()
         sys.stderr.flush()
-        kill_children(os.getpid())
-        os._exit(code)
+        end_process(code)
     sys.exit(code)
 
 

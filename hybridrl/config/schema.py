@@ -517,3 +517,8 @@ class ExperimentConfig:
     profile: ProfileConfig = setting(ProfileConfig, "Profilers")
     sft: SftConfig = setting(SftConfig, "Supervised stage")
     plan: PlanConfig = setting(PlanConfig, "Assumptions of the prediction")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the same command goes on with a run that was stopped or lost."""
+        return self.checkpoint.every_steps > 0 and self.trainer.resume == RESUME_AUTO

@@ -17,7 +17,6 @@ that the error would have had.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -191,5 +190,4 @@ class HangWatch:
         if has_reacted and self._is_closed.wait(_CLEAN_UP_S):
             return
         print(f"hybridrl: the run failed (HangError)\n  {error}", file=sys.stderr, flush=True)
-        stacks.kill_children(os.getpid())
-        os._exit(self._exit_code)
+        stacks.end_process(self._exit_code)

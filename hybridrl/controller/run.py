@@ -88,7 +88,7 @@ def _train(config: ExperimentConfig) -> int:
             require_parity(config, recorder.run_dir, recorder.status)
         first = dataset.train.first.token_ids
         with (
-            _hang_watch(config, recorder, EXIT_GO_ON if _goes_on(config) else EXIT_FAILED) as watch,
+            _hang_watch(config, recorder, EXIT_GO_ON if config.goes_on else EXIT_FAILED) as watch,
             contextlib.closing(make_scorer(config.reward, config.data.task, stop_texts, watch.session)) as parts,
             start_roles(config, recorder.run_dir, first, watch) as roles,
         ):
@@ -243,7 +243,7 @@ def _exported_step(folder: Path) -> int:
 
 def _stopped(config: ExperimentConfig, result: TrainResult, run_dir: Path) -> Outcome:
     """Say how to go on; the exit code asks for the same command again only where that would go on."""
-    code = EXIT_GO_ON if _goes_on(config) else EXIT_INTERRUPTED
+    code = EXIT_GO_ON if config.goes_on else EXIT_INTERRUPTED
     if not result.num_steps:  # asked while roles started
         return Outcome("stopped before the first step;", code)
     return Outcome(f"stopped after step {result.num_steps}{_how_to_go_on(config, run_dir)};", code)
@@ -254,14 +254,9 @@ def _how_to_go_on(config: ExperimentConfig, run_dir: Path) -> str:
         return " without a checkpoint (checkpoint.every_steps is 0)"
     saved = find_checkpoints(checkpoints_folder(config, run_dir)).complete
     where = f"the checkpoint after step {saved[0].manifest.step}" if saved else ""
-    if _goes_on(config):
+    if config.goes_on:
         return f"; the same command goes on from {where or 'the beginning: it has no checkpoint yet'}"
     return f"; go on from {where} with trainer.resume={run_dir}" if where else ", before its first checkpoint"
-
-
-def _goes_on(config: ExperimentConfig) -> bool:
-    """Whether the same command goes on with a run that was lost."""
-    return config.checkpoint.every_steps > 0 and config.trainer.resume == RESUME_AUTO
 
 
 @contextlib.contextmanager
@@ -270,7 +265,7 @@ def _told_how_to_go_on(config: ExperimentConfig) -> Iterator[None]:
     try:
         yield
     except RankLostError as e:
-        e.can_go_on = _goes_on(config)
+        e.can_go_on = config.goes_on
         advice = (
             "The same command goes on from the newest checkpoint"
             if e.can_go_on

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -119,10 +120,11 @@ def kill(session: str, spare: Sequence[int] = ()) -> None:
         _signal(pid, signal.SIGKILL)
 
 
-def kill_children(pid: int) -> None:
-    """End all that a process has started, and what those have."""
-    for child in _descendants(pid):
+def end_process(exit_code: int) -> NoReturn:
+    """End this process at once, with all that it has started and what those have."""
+    for child in _descendants(os.getpid()):
         _signal(child.pid, signal.SIGKILL)
+    os._exit(exit_code)
 
 
 def parse_stacks(text: str) -> tuple[Stack, ...]:

@@ -71,8 +71,9 @@ def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Pa
     text = json.dumps(_exported_config(config, spec, dtype), indent=2) + "\n"
     (partial / "config.json").write_text(text, encoding="utf-8")
     files = _assign_files(spec, dtype)
+    total = sum(tensor.num_bytes for tensors in files.values() for tensor in tensors)
     try:
-        _check_room(partial, sum(tensor.num_bytes for tensors in files.values() for tensor in tensors))
+        _check_room(partial, total)
         for name, tensors in files.items():
             _create_file(partial / name, tensors)
     except ReshardError:
@@ -80,7 +81,6 @@ def create_checkpoint(folder: Path, spec: ModelSpec, dtype: DType, copy_from: Pa
         raise
     if len(files) > 1:
         weight_map = {tensor.name: name for name, tensors in files.items() for tensor in tensors}
-        total = sum(tensor.num_bytes for tensors in files.values() for tensor in tensors)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (partial / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 

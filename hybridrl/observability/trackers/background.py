@@ -13,12 +13,12 @@ from hybridrl.observability.trackers.tracker import Tracker
 MAX_PENDING_STEPS = 1000
 CLOSE_TIMEOUT_S = 30.0
 
-_unfinished: set[str] = set()
+_unfinished: set[BackgroundTracker] = set()
 
 
-def unfinished_trackers() -> frozenset[str]:
-    """Return the names of trackers that were not seen to finish; hooks that their clients have left may hold up the end of the process."""
-    return frozenset(_unfinished)
+def has_unfinished_trackers() -> bool:
+    """Whether a tracker was not seen to finish; hooks that its client has left may hold up the end of the process."""
+    return bool(_unfinished)
 
 
 class BackgroundTracker:
@@ -39,8 +39,7 @@ class BackgroundTracker:
         self._close_timeout_s = close_timeout_s
         self._pending: queue.Queue[Callable[[], None]] = queue.Queue(max_pending_steps)
         self._failure: Exception | None = None
-        self._is_finished = False
-        _unfinished.add(self.name)
+        _unfinished.add(self)
         self._thread = threading.Thread(target=self._work, name=f"tracker {self.name}", daemon=True)
         self._thread.start()
 
@@ -79,12 +78,11 @@ class BackgroundTracker:
 
     def _finish(self, outcome: Outcome) -> None:
         self._tracker.close(outcome)
-        self._is_finished = True
-        _unfinished.discard(self.name)
+        _unfinished.discard(self)
 
     def _work(self) -> None:
         try:
-            while not self._is_finished:
+            while self in _unfinished:
                 self._pending.get()()
         except Exception as e:  # noqa: BLE001  # another program's client, at a process boundary; the next call raises it
             self._failure = e
