@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -20,6 +21,7 @@ from tests.e2e.faulty_workers import STRUCK_FILE_VARIABLE
 
 STUCK_RANK = 1
 FOR_EVER_S = 3600
+FIND_ENGINE_S = 10.0
 
 
 class SleepsInUpdate(MegatronWorker):
@@ -38,8 +40,15 @@ class StopsItsSampler(RolloutReplica):
     async def generate(
         self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: SamplingSpec, with_greedy: bool
     ) -> list[Sample]:
-        for child in psutil.Process().children(recursive=True):
-            if "VLLM::Engine" in " ".join(child.cmdline()):
-                child.send_signal(signal.SIGSTOP)
-                Path(os.environ[STRUCK_FILE_VARIABLE]).touch()
+        deadline = time.monotonic() + FIND_ENGINE_S
+        while not (engines := [each for each in psutil.Process().children(recursive=True) if _is_engine(each)]):
+            assert time.monotonic() < deadline, "no vLLM engine below the replica"
+            await asyncio.sleep(0.1)
+        for engine in engines:
+            engine.send_signal(signal.SIGSTOP)
+        Path(os.environ[STRUCK_FILE_VARIABLE]).touch()
         return await super().generate(prompts, samples_per_prompt, sampling, with_greedy)
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    return "VLLM::Engine" in " ".join(process.cmdline())
